@@ -1,0 +1,89 @@
+"""What the scripts share is the same text. Compare it, or with --fix copy it from the first script that has it.
+
+    python tests/copies.py          # print what differs, exit 1 if anything does
+    python tests/copies.py --fix    # write the canonical text into the other scripts
+
+A closed world: every top-level name of two or more scripts must have one source text, the comments above it included,
+unless DIFFERS names it with a reason. Of Config, the fields above the line "# of this objective" are compared.
+"""
+import ast
+import difflib
+import sys
+from pathlib import Path
+
+ORDER = "clm mlm prefix_lm t5_span ul2 fim mtp continued_pretrain bart".split()
+SHARED_FIELDS = "Config, shared fields"
+DIFFERS = {}                    # name -> why its text is not the same everywhere
+
+
+def names(node):
+    """The top-level names that a statement defines."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [target.id for target in targets if isinstance(target, ast.Name)]
+    return []
+
+
+def blocks(source):
+    """name -> (first line, line behind the last), counted from 0, of every top-level definition."""
+    lines, found = source.splitlines(keepends=True), {}
+    for node in ast.parse(source).body:
+        start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) - 1
+        while start and lines[start - 1].startswith("#") and not lines[start - 1].startswith("# ----"):
+            start -= 1
+        for name in names(node):
+            found[name] = start, node.end_lineno
+        if names(node) == ["Config"]:
+            own = [i for i in range(start, node.end_lineno) if lines[i].strip() == "# of this objective"]
+            del found["Config"]
+            found[SHARED_FIELDS] = start, own[0] if own else node.end_lineno
+    return found
+
+
+def differences(scripts, differs):
+    """scripts: name -> source.  -> (list of complaints, fixed sources)"""
+    complaints, fixed = [], dict(scripts)
+    canonical = {}                                      # name -> (script, text)
+    shared = {name: 0 for name in differs}
+    varied = set()
+    for script, source in scripts.items():
+        lines = source.splitlines(keepends=True)
+        # from the bottom up, so that a replaced block does not move those still to come
+        for name, (start, end) in sorted(blocks(source).items(), key=lambda item: -item[1][0]):
+            text = "".join(lines[start:end])
+            home, wanted = canonical.setdefault(name, (script, text))
+            shared[name] = shared.get(name, 0) + 1
+            if text == wanted:
+                continue
+            varied.add(name)
+            if name not in differs:
+                lines[start:end] = wanted.splitlines(keepends=True)
+                complaints.append("".join(difflib.unified_diff(
+                    wanted.splitlines(True), text.splitlines(True), f"{home}.py: {name}", f"{script}.py: {name}")))
+        fixed[script] = "".join(lines)
+    for name in differs:
+        if name not in varied:
+            complaints.append(f"DIFFERS lists {name}, which is the same everywhere or not shared\n")
+    return complaints, fixed
+
+
+def read(folder):
+    """The scripts that exist, in the fixed order."""
+    return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in ORDER if (folder / f"{name}.py").exists()}
+
+
+def main(fix=False, folder=Path(__file__).resolve().parent.parent):
+    """-> exit code"""
+    complaints, fixed = differences(read(folder), DIFFERS)
+    print("\n".join(complaints), end="")
+    if fix:
+        for name, source in fixed.items():
+            (folder / f"{name}.py").write_text(source, encoding="utf-8")
+        complaints = differences(read(folder), DIFFERS)[0]
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(fix="--fix" in sys.argv[1:]))
