@@ -18,7 +18,7 @@ Run
     python clm.py --pitfall no-shift       # broken on purpose: what does the loss do?
     python clm.py --load runs/clm/ckpt.pt --prompt "ROMEO:"
 """
-# ---------------------------------------------------------------- 1 imports and constants
+# -------------------------------------------------------- 1 imports and constants
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,12 +30,12 @@ import torch.nn.functional as F
 import common
 
 IGNORE = -100               # the target of a position that is not scored
-SPECIALS = ()               # tokens that are not characters; their ids follow those of the characters
+SPECIALS = ()               # tokens that are not characters; their ids come after the characters
 KINDS = ("text",)           # what a scored target can be: losses are reported by kind
-CODE_LENGTH = "val_loss"    # the loss that spells out a whole text, so that bits per character mean something
+CODE_LENGTH = "val_loss"    # the loss that spells a whole text: it has a perplexity and bits
 
 
-# ---------------------------------------------------------------- 2 config
+# -------------------------------------------------------- 2 config
 @dataclass
 class Config:
     steps: int = 750            # optimizer steps
@@ -44,7 +44,7 @@ class Config:
     d_model: int = 128          # width
     n_layer: int = 4            # blocks
     n_head: int = 2             # attention heads per block
-    lr: float = 0.03            # peak rate of Muon; AdamW runs at a third of it
+    lr: float = 0.04            # peak rate of Muon; AdamW runs at a quarter of it
     eval_every: int = 75        # steps between evaluations
     seed: int = 0               # of the weights, the windows and the corruption
     device: str = "auto"        # auto, cuda, mps or cpu
@@ -56,20 +56,20 @@ class Config:
     show: bool = False          # print one example and its mask, then stop
     pitfall: str = ""           # a deliberate mistake of section 9
     # of this objective
-    label_smoothing: float = 0.0    # share of the target that moves from the right character to the others
+    label_smoothing: float = 0.0    # share of the target given to the wrong characters
 
 
-# ---------------------------------------------------------------- 3 transform: what is corrupted?
+# -------------------------------------------------------- 3 transform: what is corrupted?
 class Batch(NamedTuple):
     """One training batch."""
-    idx: torch.Tensor       # (B, T) long   what the model reads
-    targets: torch.Tensor   # (B, T) long   what it must predict; IGNORE where nothing is scored
-    kind: torch.Tensor      # (B, T) long   index into KINDS, for the report only
-    mask: torch.Tensor      # (T, T) bool   who may attend to whom, True = may; (B, 1, T, T) if rows differ
+    idx: torch.Tensor       # (B, T) long  what the model reads
+    targets: torch.Tensor   # (B, T) long  what it must predict; IGNORE where nothing is scored
+    kind: torch.Tensor      # (B, T) long  index into KINDS, for the report only
+    mask: torch.Tensor      # (T, T) or (B, 1, T, T) bool  who may attend to whom, True = may
 
 
 def raw_len(cfg):
-    """Characters per window before the transform: one more than the model reads, as the last target."""
+    """Characters per window before the transform: the last one is a target only."""
     return cfg.seq_len + 1
 
 
@@ -82,28 +82,28 @@ def make_batch(windows, cfg, special, rng):
     return Batch(idx, targets, torch.zeros_like(idx), attention_mask(idx.shape[1]))
 
 
-# ---------------------------------------------------------------- 4 mask: who may attend to whom?
+# -------------------------------------------------------- 4 mask: who may attend to whom?
 def attention_mask(T):
     """Position i sees positions 0..i.  -> (T, T) bool, rows are queries."""
     return torch.ones(T, T, dtype=torch.bool).tril()
 
 
 def document_mask(idx, eot):
-    """Causal, and only within a document: for windows that hold several, each closed by the id eot.
+    """Causal, and only within a document: for windows of several, each closed by the id eot.
 
     (B, T) -> (B, 1, T, T) bool
 
-    Rotary positions need no restart at a border: attention depends on i - j alone, and i - j within a
-    document is the same wherever the document stands. Restarting them without this mask isolates nothing.
+    Rotary positions need no restart at a border: attention depends on i - j alone, and that is
+    the same wherever a document stands. Restarting them without this mask isolates nothing.
     """
     is_eot = (idx == eot).long()
-    doc = is_eot.cumsum(1) - is_eot                     # (B, T) EOTs before t: one belongs to the text it ends
+    doc = is_eot.cumsum(1) - is_eot                     # (B, T) an EOT belongs to the text it ends
     same = doc[:, :, None] == doc[:, None, :]           # (B, T, T)
-    # one mask per row needs the dimension of heads: (B, T, T) would be read per head where B == H
-    return (same & attention_mask(idx.shape[1]).to(idx.device)).unsqueeze(1)
+    causal = attention_mask(idx.shape[1]).to(idx.device)
+    return (same & causal).unsqueeze(1)     # (B, T, T) would be read per head where B == H
 
 
-# ---------------------------------------------------------------- 5 loss: which positions are scored?
+# -------------------------------------------------------- 5 loss: which positions are scored?
 def token_nll(logits, targets, smoothing=0.0):
     """Negative log-likelihood of each target in nats, 0 where it is IGNORE.
 
@@ -112,7 +112,7 @@ def token_nll(logits, targets, smoothing=0.0):
     smoothing: the right class gets 1 - smoothing, each other one smoothing / (V - 1).
     """
     V = logits.shape[-1]
-    # torch shares its eps among all V classes, the right one included: more of it gives the same target
+    # torch spreads its share over all V classes, the right one included: it takes more of it
     eps = smoothing * V / max(V - 1, 1)
     nll = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none",
                           ignore_index=IGNORE, label_smoothing=eps)
@@ -125,21 +125,21 @@ def mean_nll(nll, targets):
 
 
 def loss_fn(model, batch, cfg):
-    """Score every position.  -> loss to minimise, nll (B, T) to report, which is never smoothed"""
+    """Score every position.  -> loss to minimise, nll (B, T) to report (never smoothed)"""
     logits = model(batch.idx, batch.mask)               # (B, T, V)
     nll = token_nll(logits, batch.targets)
     smooth = token_nll(logits, batch.targets, cfg.label_smoothing) if cfg.label_smoothing else nll
     return mean_nll(smooth, batch.targets), nll
 
 
-# ---------------------------------------------------------------- 6 model
+# -------------------------------------------------------- 6 model
 def norm(x):
     """RMSNorm without parameters."""
     return F.rms_norm(x, (x.shape[-1],))
 
 
 def rotate(x):
-    """Rotary positions (Su et al. 2021, section 3.4.2): turn feature pairs by position times frequency.
+    """Rotary positions (Su et al. 2021, section 3.4.2): turn feature pairs by position.
 
     (B, H, T, K) -> same
     """
@@ -161,7 +161,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, x, attn_mask):
         B, T, D = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)     # each (B, H, T, K)
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)    # (B, H, T, K) each
         # queries and keys of one length keep the attention logits bounded at any learning rate
         q, k = rotate(norm(q)), rotate(norm(k))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
@@ -216,7 +217,7 @@ def build_model(cfg, vocab_size):
     return LM(cfg, vocab_size)
 
 
-# ---------------------------------------------------------------- 7 train
+# -------------------------------------------------------- 7 train
 def draw_windows(text, batch_size, length, rng):
     """Draw rows of consecutive ids, each from anywhere in the text.
 
@@ -228,23 +229,23 @@ def draw_windows(text, batch_size, length, rng):
 
 
 def make_optimizers(model, cfg):
-    """Muon (Jordan et al. 2024) for the matrices inside the blocks, AdamW for embedding and head."""
-    table = {name: "emb" in name or "head" in name for name, _ in model.named_parameters()}
-    matrices = [p for name, p in model.named_parameters() if not table[name]]
-    rest = [p for name, p in model.named_parameters() if table[name]]
+    """Muon (Jordan et al. 2024) for the matrices in the blocks, AdamW for embedding and head."""
+    named = list(model.named_parameters())
+    rest = [p for name, p in named if "emb" in name or "head" in name]
+    matrices = [p for name, p in named if "emb" not in name and "head" not in name]
     return [torch.optim.Muon(matrices, lr=cfg.lr, weight_decay=0.0),
-            torch.optim.AdamW(rest, lr=cfg.lr / 3, betas=(0.9, 0.95), weight_decay=0.0)]
+            torch.optim.AdamW(rest, lr=cfg.lr / 4, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def lr_factor(step, steps):
-    """Linear warm-up over 2 % of the run, then linear decay towards zero; a run of one step still learns."""
+    """Linear warm-up over 2 % of the run, linear decay to zero; a run of one step still learns."""
     warmup = max(1, steps // 50)
     return min((step + 1) / warmup, (steps - step) / steps)
 
 
 @torch.no_grad()
 def evaluate(model, text, cfg, special, max_rows=None):
-    """Mean loss over the targets, all and by kind, on the same windows and the same corruption every time.
+    """Mean loss over the targets, all and by kind; the same windows and corruption every time.
 
     max_rows: only so many windows, spread over the text
     """
@@ -264,7 +265,8 @@ def evaluate(model, text, cfg, special, max_rows=None):
     if len(KINDS) > 1:
         metrics |= {f"val_loss_{name}": (n / c).item() for name, n, c in zip(KINDS, nats, count)}
     if CODE_LENGTH in metrics:
-        metrics |= {"val_ppl": math.exp(metrics[CODE_LENGTH]), "val_bpc": metrics[CODE_LENGTH] / math.log(2)}
+        nats = metrics[CODE_LENGTH]
+        metrics |= {"val_ppl": math.exp(nats), "val_bpc": nats / math.log(2)}
     return metrics
 
 
@@ -282,8 +284,9 @@ def train(model, train_text, val_text, cfg, special, log, draw=draw_windows, bat
             log.row(step, evaluate(model, val_text, cfg, special, max_rows=100))
         if step == cfg.steps:
             break
-        for optimizer, peak in zip(optimizers, peaks):
-            optimizer.param_groups[0]["lr"] = peak * lr_factor(step, cfg.steps)
+        rates = [peak * lr_factor(step, cfg.steps) for peak in peaks]
+        for optimizer, rate in zip(optimizers, rates):
+            optimizer.param_groups[0]["lr"] = rate
         windows = draw(train_text, cfg.batch_size, raw_len(cfg), rng)
         batch = Batch(*(part.to(device) for part in batch_fn(windows, cfg, special, noise)))
         loss, nll = loss_fn(model, batch, cfg)
@@ -294,10 +297,10 @@ def train(model, train_text, val_text, cfg, special, log, draw=draw_windows, bat
                 for optimizer in optimizers:
                     optimizer.step()
         model.zero_grad(set_to_none=True)
-        log.step(mean_nll(nll, batch.targets).item(), optimizers[0].param_groups[0]["lr"], batch.idx.numel())
+        log.step(mean_nll(nll, batch.targets).item(), rates[0], batch.idx.numel())
 
 
-# ---------------------------------------------------------------- 8 sample: what is it good for?
+# -------------------------------------------------------- 8 sample: what is it good for?
 def read_prompt(tokenizer, val_text, cfg):
     """The start of the read-out: the prompt, or a line end.  -> (n,) long. Raises Refusal."""
     default = "\n" if "\n" in tokenizer.ids else tokenizer.decode(val_text[:1])
@@ -308,15 +311,14 @@ def read_prompt(tokenizer, val_text, cfg):
 def sample(model, ids, n, seq_len, temperature, rng, top_k=0):
     """Continue ids by n characters, one at a time, seeing the last seq_len.  (t,) -> (t + n,)
 
-    temperature: 0 takes the likeliest.  top_k: draw among that many likeliest; 0, or V and above: among all.
-
-    Raises ValueError for a negative temperature or top_k.
+    temperature: 0 takes the likeliest.  top_k: draw from that many likeliest; 0 or above V: all.
+    Raises ValueError if either is negative.
     """
     if temperature < 0 or top_k < 0:
         raise ValueError(f"temperature {temperature}, top_k {top_k}: neither may be negative")
     for _ in range(n):
-        idx = ids[None, -seq_len:]              # positions are relative, so that a crop is harmless
-        logits = model(idx, attention_mask(idx.shape[1]).to(idx.device))[0, -1].float().cpu()   # (V,)
+        idx = ids[None, -seq_len:]              # positions are relative: a crop is harmless
+        logits = model(idx, attention_mask(idx.shape[1]).to(idx.device))[0, -1].cpu()       # (V,)
         if 0 < top_k < len(logits):
             logits[logits < logits.topk(top_k).values[-1]] = -math.inf
         if temperature == 0:
@@ -330,14 +332,14 @@ def sample(model, ids, n, seq_len, temperature, rng, top_k=0):
 def show_off(model, tokenizer, prompt, val_text, cfg):
     """Continue the prompt by 300 characters.  -> metrics to add: none"""
     if len(prompt) > cfg.seq_len:
-        common.say(f"the prompt has {len(prompt)} characters, the model sees the last {cfg.seq_len}")
+        common.say(f"the prompt has {len(prompt)} characters, the model sees {cfg.seq_len}")
     ids = prompt.to(next(model.parameters()).device)
     rng = torch.Generator().manual_seed(cfg.seed)
     common.say(tokenizer.decode(sample(model, ids, 300, cfg.seq_len, cfg.temperature, rng)))
     return {}
 
 
-# ---------------------------------------------------------------- 9 pitfalls: broken on purpose
+# -------------------------------------------------------- 9 pitfalls: broken on purpose
 def no_shift(windows, cfg, special, rng):
     """Targets are not shifted. Training loss -> 0, not ln V: the model copies what it reads."""
     batch = make_batch(windows, cfg, special, rng)
@@ -345,7 +347,7 @@ def no_shift(windows, cfg, special, rng):
 
 
 def double_shift(windows, cfg, special, rng):
-    """Shifted twice. It learns all the same; only who knows the right loss notices that it is too high."""
+    """Shifted twice. It learns all the same, to a higher loss: only the number gives it away."""
     batch = make_batch(windows, cfg, special, rng)
     return batch._replace(targets=F.pad(batch.targets[:, 1:], (0, 1), value=IGNORE))
 
@@ -381,14 +383,14 @@ PITFALLS = {"no-shift": {"batch_fn": no_shift}, "double-shift": {"batch_fn": dou
             "uniform-text": {"draw": uniform_text}, "file-order": {"draw": file_order}}
 
 
-# ---------------------------------------------------------------- 10 main
+# -------------------------------------------------------- 10 main
 def main(argv=None):
     """Read the flags, then show, load or train.  -> the content of result.json"""
     cfg = common.cli(Config, __doc__, argv, PITFALLS)
     torch.manual_seed(cfg.seed)
     device = common.pick_device(cfg.device)
     tokenizer, train_text, val_text, corpus = common.load_data(cfg.data, SPECIALS, raw_len(cfg))
-    prompt = read_prompt(tokenizer, val_text, cfg)      # a mistake in it is told now, not after the training
+    prompt = read_prompt(tokenizer, val_text, cfg)      # refused now, not after the training
     broken = PITFALLS.get(cfg.pitfall, {})
     for function in broken.values():
         common.say(f"pitfall {cfg.pitfall}: {function.__doc__}")
@@ -402,7 +404,7 @@ def main(argv=None):
     if cfg.load:
         common.load(cfg.load, model, tokenizer, cfg)
     else:
-        with log.training():                            # Ctrl-C ends the training, not the program
+        with log.training():
             train(model, train_text, val_text, cfg, tokenizer.special, log, **broken)
     metrics = evaluate(model, val_text, cfg, tokenizer.special)
     metrics |= show_off(model, tokenizer, prompt, val_text, cfg)

@@ -29,7 +29,7 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 class Refusal(ValueError):
-    """A user's mistake in one line; the exit code is 2 for a wrong setting, 1 for missing or bad data."""
+    """A user's mistake, in one line. Exit code 2: a wrong setting; 1: missing or bad data."""
 
     def __init__(self, message, code=2):
         super().__init__(message)
@@ -44,14 +44,14 @@ def say(*words):
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
 
 
-# ---------------------------------------------------------------- text
+# -------------------------------------------------------- text
 def unify_newlines(text):
     """CRLF and CR become LF."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def resolve_corpus(name):
-    """The corpus that will really be read: a missing tiny_shakespeare is downloaded, else pydoc stands in."""
+    """The corpus to read: a missing tiny_shakespeare is downloaded once, else pydoc stands in."""
     path = HERE / "data" / "tiny_shakespeare.txt"
     if name != "tiny_shakespeare" or path.exists():
         return name
@@ -63,18 +63,18 @@ def resolve_corpus(name):
             raise OSError("what came is not the expected text")
         path.parent.mkdir(exist_ok=True)
         write(path, lambda part: part.write_bytes(raw))
+        return name
     except (OSError, Refusal) as error:
         say(f"tiny_shakespeare is not here and cannot be had from {URL} ({error})")
         say(f"to use it, put that file at {path}")
-        say("going on with pydoc, a text that comes with Python: the numbers of the README do not apply")
+        say("going on with pydoc, a text within Python: the numbers of the README do not apply")
         return "pydoc"
-    return name
 
 
 def load_text(name_or_path="tiny_shakespeare"):
     """The text of a corpus, line ends as LF.
 
-    tiny_shakespeare   data/tiny_shakespeare.txt beside the scripts: see resolve_corpus
+    tiny_shakespeare   data/tiny_shakespeare.txt beside the scripts, see resolve_corpus
     pydoc              the English of Python's language reference, as this interpreter carries it
     stdlib             a million characters of Python source from this interpreter's library
     anything else      path of a UTF-8 file
@@ -89,29 +89,29 @@ def load_text(name_or_path="tiny_shakespeare"):
         modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
         sources = (module.read_text(encoding="utf-8", errors="replace") for module in modules)
         # one module with foreign letters would add hundreds of characters that occur once
-        return unify_newlines("\n\n".join(source for source in sources if source.isascii())[:1_000_000])
+        return "\n\n".join(source for source in sources if source.isascii())[:1_000_000]
     path = HERE / "data" / "tiny_shakespeare.txt" if name == "tiny_shakespeare" else Path(name)
     try:
         raw = path.read_bytes()
-        text = raw.decode("utf-8-sig")
+        text = raw.decode("utf-8")      # not utf-8-sig: its errors count from behind the BOM
     except UnicodeDecodeError as error:
-        at = error.start + 3 * raw.startswith(b"\xef\xbb\xbf")      # the decoder counts from behind the BOM
+        at = error.start
         raise Refusal(f"{path} is not UTF-8: byte {at} is 0x{raw[at]:02x}", 1) from None
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {error.strerror}", 1) from None
-    if not text:
+    if not text.removeprefix("\ufeff"):
         raise Refusal(f"{path} is empty", 1)
-    return unify_newlines(text)
+    return unify_newlines(text.removeprefix("\ufeff"))
 
 
 class CharTokenizer:
-    """Characters as ids: the sorted characters of a text get 0, 1, …; specials and later characters follow.
+    """Characters as ids: those of a text, sorted, get 0, 1, …; specials and later ones follow.
 
     special: dict name -> id.  No id ever moves.
     """
 
     def __init__(self, text, specials=()):
-        self.shown, self.ids, self.special = [], {}, {}     # id -> str, character -> id, special -> id
+        self.shown, self.ids, self.special = [], {}, {}     # id -> str, char -> id, name -> id
         self.extend(text)
         self.add_specials(specials)
 
@@ -127,18 +127,18 @@ class CharTokenizer:
 
     def add_specials(self, names):
         """Append the specials that are new, in the order given."""
-        for name in names:
-            if name not in self.special:
-                self.special[name] = self.vocab_size
-                self.shown.append(f"<{name}>")
+        for name in (name for name in names if name not in self.special):
+            self.special[name] = self.vocab_size
+            self.shown.append(f"<{name}>")
 
     def encode(self, text):
-        """str -> (n,) long. Never yields a special: "<EOT>" is five ordinary characters.
+        """str -> (n,) long.  Never yields a special: "<EOT>" is five ordinary characters.
 
         Raises Refusal that names the unknown characters.
         """
         if unknown := sorted(set(text) - set(self.ids)):
-            raise Refusal(f"not among the {len(self.ids)} characters of the text: {' '.join(map(ascii, unknown))}")
+            names = " ".join(map(ascii, unknown))
+            raise Refusal(f"not among the {len(self.ids)} characters of this text: {names}")
         return torch.tensor([self.ids[char] for char in text], dtype=torch.long)
 
     def decode(self, ids):
@@ -158,45 +158,42 @@ def load_data(name, specials, window):
     tokenizer = CharTokenizer(text, specials)
     ids = tokenizer.encode(text)
     n = int(0.9 * len(ids))
-    for split, part in (("training", ids[:n]), ("validation", ids[n:])):
-        if len(part) < window:
-            raise Refusal(f"{name}: its {split} split has {len(part):,} characters and one window needs {window:,}", 1)
+    for split, length in (("training", n), ("validation", len(ids) - n)):
+        if length < window:
+            raise Refusal(f"{name}: its {split} split has {length:,} characters and one window "
+                          f"needs {window:,}", 1)
     if len(tokenizer.ids) == 1:
         raise Refusal(f"{name} repeats one character: nothing to predict", 1)
-    return tokenizer, ids[:n], ids[n:], {"corpus": name, "corpus_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return tokenizer, ids[:n], ids[n:], {"corpus": name, "corpus_sha256": digest}
 
 
-# ---------------------------------------------------------------- flags
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise Refusal(message)
-
-
-def number(word):
-    """A float that is finite: nan and inf pass every comparison or none."""
-    value = float(word)
-    if not math.isfinite(value):
-        raise ValueError(word)
-    return value
-
-
+# -------------------------------------------------------- flags
 def cli(Config, doc, argv=None, pitfalls=()):
-    """Turn the fields of the dataclass Config into flags, their trailing comments into help.  -> Config
+    """Turn the fields of Config into flags, their trailing comments into help.  -> Config
 
     Raises Refusal for an unknown flag, a wrong type or a value out of its range.
     """
-    parser = Parser(description=doc, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    def refuse(message):
+        raise Refusal(message)
+
+    parser = argparse.ArgumentParser(description=doc, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = refuse
     comments = dict(re.findall(r"^    (\w+):.*?# (.*)$", inspect.getsource(Config), re.MULTILINE))
     for field in dataclasses.fields(Config):
+        how = {"type": field.type, "metavar": field.type.__name__}
+        if field.type is bool:
+            how = {"action": argparse.BooleanOptionalAction}
         note = f"{comments[field.name]} (default: {field.default!r})".replace("%", "%%")
-        how = {"action": argparse.BooleanOptionalAction} if field.type is bool else {
-            "type": number if field.type is float else field.type, "metavar": field.type.__name__}
-        parser.add_argument("--" + field.name.replace("_", "-"), default=field.default, help=note, **how)
+        flag = "--" + field.name.replace("_", "-")
+        parser.add_argument(flag, default=field.default, help=note, **how)
     values, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [flag for action in parser._actions for flag in action.option_strings]
         near = difflib.get_close_matches(unknown[0].split("=")[0], flags, 1)
-        raise Refusal(f"unknown flag {unknown[0]}; " + (f"did you mean {near[0]}?" if near else "--help lists them"))
+        hint = f"did you mean {near[0]}?" if near else "--help lists them"
+        raise Refusal(f"unknown flag {unknown[0]}; {hint}")
     cfg = Config(**vars(values))
     check(cfg)
     if cfg.pitfall and cfg.pitfall not in pitfalls:
@@ -208,26 +205,27 @@ def check(cfg):
     """Raise Refusal for a field out of its range."""
     for name, value in dataclasses.asdict(cfg).items():
         flag = f"--{name.replace('_', '-')} {value}"
-        if name in "steps batch_size seq_len d_model n_layer n_head lr eval_every".split() and not value > 0:
-            raise Refusal(f"{flag}: must be above 0")
-        if name in ("seed", "temperature") and not value >= 0:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refusal(f"{flag}: must be a finite number")
+        if name in "steps batch_size seq_len d_model n_layer n_head lr eval_every".split():
+            if value <= 0:
+                raise Refusal(f"{flag}: must be above 0")
+        if name in ("seed", "temperature") and value < 0:
             raise Refusal(f"{flag}: must be 0 or above")
         if name.endswith(("_rate", "_density", "_smoothing")) and not 0 <= value <= 1:
             raise Refusal(f"{flag}: must be between 0 and 1")
     if cfg.d_model % (2 * cfg.n_head):
-        raise Refusal(f"--d-model {cfg.d_model} --n-head {cfg.n_head}: the width must be a multiple of twice "
-                      "the heads, because rotary positions turn pairs of features")
+        raise Refusal(f"--d-model {cfg.d_model} --n-head {cfg.n_head}: the width must be a "
+                      "multiple of twice the heads, since rotary positions turn pairs of features")
 
 
-# ---------------------------------------------------------------- device
+# -------------------------------------------------------- device
 def pick_device(name="auto"):
-    """The one place that chooses: cuda, then mps, then cpu.  Raises Refusal if the named one is absent."""
-    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(device for device in found if found[device])
-    if not found.get(name):
-        here = ", ".join(device for device in found if found[device])
-        raise Refusal(f"--device {name}: this machine and this torch have {here}")
+    """The one place that chooses: cuda, then mps, then cpu.  Raises Refusal if name is absent."""
+    found = [d for d in ("cuda", "mps") if getattr(torch, d).is_available()] + ["cpu"]
+    name = found[0] if name == "auto" else name
+    if name not in found:
+        raise Refusal(f"--device {name}: this machine and this torch have {', '.join(found)}")
     if name == "cuda":
         torch.set_float32_matmul_precision("high")      # tf32
     return torch.device(name)
@@ -236,17 +234,18 @@ def pick_device(name="auto"):
 class Float32Muon(TorchFunctionMode):
     """Within it, torch.optim.Muon orthogonalises in float32 instead of bfloat16.
 
-    A processor without bfloat16 units, as in most laptops, is 20 times slower there: 843 ms a step, not 40.
+    A processor without bfloat16 units, as in most laptops, is some 20 times slower at bfloat16.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        # a copy, as the cast would be: Muon goes on to change it in place
-        return args[0].clone() if func is torch.Tensor.bfloat16 else func(*args, **(kwargs or {}))
+        if func is torch.Tensor.bfloat16:
+            return args[0].clone()      # a copy, as the cast would be: Muon changes it in place
+        return func(*args, **(kwargs or {}))
 
 
-# ---------------------------------------------------------------- files
+# -------------------------------------------------------- files
 def write(path, save):
-    """Write a file whole or not at all: save(a temporary path), then rename.  Raises Refusal."""
+    """Write a file whole or not at all: save(temporary path), then rename.  Raises Refusal."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         save(part)
@@ -263,8 +262,9 @@ def script(cfg):
 
 
 def save(path, model, tokenizer, cfg):
-    """Write a checkpoint: tensors and plain Python types only, so that weights_only=True opens it anywhere."""
-    content = {"script": script(cfg), "config": dataclasses.asdict(cfg), "vocabulary": vars(tokenizer),
+    """Write a checkpoint of tensors and plain types: weights_only=True opens it on any device."""
+    content = {"script": script(cfg), "config": dataclasses.asdict(cfg),
+               "vocabulary": vars(tokenizer),
                "model": {name: tensor.cpu() for name, tensor in model.state_dict().items()}}
     write(path, lambda part: torch.save(content, part))
 
@@ -274,22 +274,23 @@ def load(path, model, tokenizer, cfg):
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         maker, made = content["script"], content["config"]
-        other = " ".join(f"--{name.replace('_', '-')} {made[name]}" for name in ("d_model", "n_layer", "n_head")
-                         if made[name] != getattr(cfg, name))
+        other = [f"--{name.replace('_', '-')} {made[name]}" for name in
+                 ("d_model", "n_layer", "n_head") if made[name] != getattr(cfg, name)]
     except OSError as error:
         raise Refusal(f"--load {path}: {error.strerror}", 1) from None
-    except Exception as error:      # cut short, something else, or code in a pickle: none of it was run
-        raise Refusal(f"--load {path}: not a checkpoint of these scripts ({type(error).__name__})", 1) from None
+    except Exception as error:      # cut short, not ours, or code in a pickle: none of it was run
+        raise Refusal(f"--load {path}: not a checkpoint ({type(error).__name__})", 1) from None
     if maker != script(cfg):
         raise Refusal(f"--load {path}: written by {maker}.py, this is {script(cfg)}.py", 1)
     if other:
-        raise Refusal(f"--load {path}: its sizes differ from these settings, add {other}")
+        raise Refusal(f"--load {path}: its sizes are not these settings, add {' '.join(other)}")
     if content["vocabulary"] != vars(tokenizer):
-        raise Refusal(f"--load {path}: its vocabulary is that of --data {made['data']}, not of --data {cfg.data}")
+        raise Refusal(f"--load {path}: its characters are those of --data {made['data']}, "
+                      f"not of --data {cfg.data}")
     model.load_state_dict(content["model"])
 
 
-# ---------------------------------------------------------------- log
+# -------------------------------------------------------- log
 class Log:
     """Terminal lines, log.csv, ckpt.pt and result.json of one run; with --load none of the files.
 
@@ -298,33 +299,35 @@ class Log:
 
     def __init__(self, cfg, model, tokenizer, corpus):
         self.cfg, self.model, self.tokenizer = cfg, model, tokenizer
-        self.out = HERE / "runs" / script(cfg) if cfg.out == "runs/<script>" else Path(cfg.out)
+        self.out = Path(cfg.out) if cfg.out != "runs/<script>" else HERE / "runs" / script(cfg)
         self.losses, self.norms, self.rows, self.lr = [], [], [], 0.0
         self.skipped = self.not_finite = self.tokens = 0
         self.train_seconds, self.interrupted = 0.0, False
-        device, threads = next(model.parameters()).device.type, torch.get_num_threads()
         self.about = {"script": script(cfg), **corpus, "vocab_size": tokenizer.vocab_size,
-                      "n_params": sum(p.numel() for p in model.parameters()), "device": device,
-                      "threads": threads, "torch": torch.__version__, "config": dataclasses.asdict(cfg)}
-        say("{script}.py on {corpus} (sha256 {corpus_sha256:.8}), {vocab_size} ids, {n_params:,} parameters; "
-            "{device}, {threads} threads, torch {torch}".format(**self.about))
+                      "n_params": sum(p.numel() for p in model.parameters()),
+                      "device": next(model.parameters()).device.type,
+                      "threads": torch.get_num_threads(), "torch": torch.__version__}
+        say("{script}.py on {corpus} (sha256 {corpus_sha256:.8}), {vocab_size} ids, {n_params:,} "
+            "parameters; {device}, {threads} threads, torch {torch}".format(**self.about))
         if not cfg.load:
             try:
                 self.out.mkdir(parents=True, exist_ok=True)
                 self.csv = open(self.out / "log.csv", "w", newline="", encoding="utf-8")
             except OSError as error:
                 raise Refusal(f"--out {self.out} cannot be written: {error.strerror}") from None
-            say(f"{cfg.steps:,} steps of {cfg.batch_size} x {cfg.seq_len} positions, seed {cfg.seed}, into {self.out}")
+            say(f"{cfg.steps:,} steps of {cfg.batch_size} x {cfg.seq_len} positions, seed "
+                f"{cfg.seed}; log and weights go to {self.out}")
         self.begun = self.mark = time.perf_counter()
 
     def usable(self, loss, grad_norm):
-        """Whether the optimizers should take this gradient: it is finite and not far from the usual.
+        """Whether the optimizers should take this gradient: finite, and not far from the usual.
 
         Raises Refusal when the loss is not finite three times running.
         """
         self.not_finite = 0 if math.isfinite(loss) else self.not_finite + 1
         if self.not_finite == 3:
-            raise Refusal(f"loss {loss} three times running, at step {len(self.losses)}, learning rate {self.lr:.2g}", 1)
+            raise Refusal(f"loss {loss} three times running, at step {len(self.losses)}, "
+                          f"learning rate {self.lr:.2g}; the checkpoint is older", 1)
         usual = statistics.median(self.norms[-100:]) if len(self.norms) >= 20 else math.inf
         self.norms.append(grad_norm if math.isfinite(grad_norm) else math.inf)
         usable = math.isfinite(grad_norm) and grad_norm <= 10 * usual
@@ -332,7 +335,7 @@ class Log:
         return usable
 
     def step(self, loss, lr, tokens):
-        """Count a training step: its loss in nats, its learning rate, the positions it read."""
+        """Count a training step: its loss in nats, its rate, the positions it read."""
         now = time.perf_counter()
         self.train_seconds, self.mark = self.train_seconds + now - self.mark, now
         self.tokens, self.lr = self.tokens + tokens, lr
@@ -341,23 +344,24 @@ class Log:
     def row(self, step, metrics):
         """Print and write an evaluation (dict name -> float), and save the weights."""
         recent = self.losses[self.rows[-1]["step"] if self.rows else 0:]
-        row = {"step": step, "train_loss": sum(recent) / len(recent) if recent else None, **metrics,
-               "grad_norm": self.norms[-1] if step else None, "lr": self.lr, "skipped": self.skipped,
-               "tokens_per_s": self.tokens / self.train_seconds if step else None, "train_seconds": self.train_seconds}
+        row = {"step": step, "train_loss": statistics.fmean(recent) if recent else None, **metrics,
+               "grad_norm": self.norms[-1] if step else None, "lr": self.lr,
+               "train_seconds": self.train_seconds, "skipped": self.skipped,
+               "tokens_per_s": round(self.tokens / self.train_seconds) if step else None}
         self.rows.append(row)
         table = csv.DictWriter(self.csv, row)
+        shown = {name.removeprefix("val_loss_"): "-" if value is None else f"{value:,}"
+                 if isinstance(value, int) else f"{value:.4f}" for name, value in row.items()
+                 if name not in ("lr", "train_seconds")}
         if len(self.rows) == 1:
             table.writeheader()
+            say("".join(f"{name:>13}" for name in [*shown, "time left"]))
         table.writerow(row)
         self.csv.flush()
         self.save()
-        seconds = (time.perf_counter() - self.begun) / step * (self.cfg.steps - step) if step else 0
-        cells = {name.removeprefix("val_loss_"): value for name, value in row.items() if name not in ("lr", "train_seconds")}
-        if len(self.rows) == 1:
-            say("".join(f"{name:>13}" for name in cells) + "  time left")
-        say("".join(f"{'-':>13}" if value is None else f"{value:13,.4f}" if abs(value) < 1000 and isinstance(value, float)
-                    else f"{value:13,.0f}" for value in cells.values())
-            + (f"{seconds // 60:8.0f}:{seconds % 60:02.0f}" if step else f"{'-':>11}"))
+        left = (time.perf_counter() - self.begun) / max(step, 1) * (self.cfg.steps - step)
+        clock = f"{int(left) // 60}:{int(left) % 60:02}" if step else "-"
+        say("".join(f"{cell:>13}" for cell in [*shown.values(), clock]))
         self.mark = time.perf_counter()
 
     def save(self):
@@ -378,40 +382,45 @@ class Log:
 
     def finish(self, metrics):
         """Print the last evaluation, write result.json.  -> its content"""
-        result = {**self.about, "steps": len(self.losses), "seconds": time.perf_counter() - self.begun, **metrics}
         say("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        result = {**self.about, **metrics, "config": dataclasses.asdict(self.cfg)}
         if self.rows:
-            best = min(self.rows, key=lambda row: row["val_loss"])
-            result |= {"train_seconds": self.train_seconds, "tokens_per_s": self.tokens / max(self.train_seconds, 1e-9),
-                       "step0_loss": self.rows[0]["val_loss"], "best_step": best["step"], "skipped": self.skipped,
+            best = min(self.rows, key=lambda row: row["val_loss"])["step"]
+            speed = self.tokens / max(self.train_seconds, 1e-9)
+            result |= {"steps": len(self.losses), "seconds": time.perf_counter() - self.begun,
+                       "train_seconds": self.train_seconds, "tokens_per_s": speed,
+                       "train_loss": self.rows[-1]["train_loss"], "best_step": best,
+                       "step0_loss": self.rows[0]["val_loss"], "skipped": self.skipped,
                        "interrupted": self.interrupted}
-            say(f"{self.train_seconds:.1f} s of training, {result['tokens_per_s']:,.0f} positions/s; "
-                f"validation was best at step {best['step']:,}")
-            write(self.out / "result.json", lambda part: part.write_text(json.dumps(result, indent=1), encoding="utf-8"))
+            say(f"{self.train_seconds:.0f} s of training at {speed:,.0f} positions/s; the "
+                f"validation loss was lowest at step {best:,}")
+            text = json.dumps(result, indent=1)
+            write(self.out / "result.json", lambda part: part.write_text(text, encoding="utf-8"))
         return result
 
 
-# ---------------------------------------------------------------- start
+# -------------------------------------------------------- start
 def show(windows, batch, tokenizer, corner=16):
-    """Print the first row of a batch, ¶ for a line end and · where nothing is scored, and a corner of its mask."""
-    readable = lambda ids: "".join("·" if i < 0 else tokenizer.shown[i].replace("\n", "¶") for i in ids.tolist())
-    say(f"{'text':8}  {readable(windows[0])}")
+    """Print the first row of a batch and a corner of its mask; ¶ is a line end, · not scored."""
+    def line(ids):
+        shown = ("·" if i < 0 else tokenizer.shown[i] for i in ids.tolist())
+        return "".join(shown).replace("\n", "¶")
+
+    say(f"{'text':8}  {line(windows[0])}")
     for name, part in batch._asdict().items():
         if part.dtype == torch.bool:
-            grid = part.flatten(0, -3)[0] if part.ndim > 2 else part
-            say(f"{name:8}  the first {corner} positions: a row per query, # where it may attend")
-            for line in grid[:corner, :corner].tolist():
-                say(" " * 10 + "".join("#" if may else "." for may in line))
+            say(f"{name:8}  of the first {corner} positions: a row per query, # where it may look")
+            for row in part.view(-1, *part.shape[-2:])[0, :corner, :corner].tolist():
+                say(" " * 10 + "".join("#" if may else "." for may in row))
         elif name != "kind":
-            say(f"{name:8}  {readable(part[0])}")
-    scored = batch.targets >= 0
-    say(f"{'scored':8}  {int(scored[0].sum())} of {scored.shape[1]} positions")
+            say(f"{name:8}  {line(part[0])}")
+    say(f"{'scored':8}  {int((batch.targets[0] >= 0).sum())} of {batch.targets.shape[1]} positions")
 
 
 def run(main):
-    """Call main and turn what a user can do wrong into one line and an exit code; 130 after Ctrl-C."""
+    """Call main; a user's mistake becomes one line and an exit code, Ctrl-C becomes 130."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")            # a console without these letters shows ? instead
+        stream.reconfigure(errors="replace")            # a console without a letter shows ?
     try:
         code = 130 if main().get("interrupted") else 0
     except Refusal as refusal:

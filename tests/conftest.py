@@ -1,4 +1,5 @@
 """One thread, and the corpus of the tests: tiny_shakespeare where it is, else pydoc."""
+
 import sys
 from pathlib import Path
 
@@ -8,13 +9,15 @@ import torch
 import common
 
 sys.path.insert(0, str(Path(__file__).parent))
-torch.set_num_threads(1)        # tiny steps: two threads beside another busy process are six times slower
+torch.set_num_threads(1)  # tiny steps: two threads beside another busy process are six times slower
 
 
 @pytest.fixture(scope="session")
 def corpus():
     """Name of the corpus: no test touches the network."""
-    return "tiny_shakespeare" if (common.HERE / "data" / "tiny_shakespeare.txt").exists() else "pydoc"
+    return (
+        "tiny_shakespeare" if (common.HERE / "data" / "tiny_shakespeare.txt").exists() else "pydoc"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,19 +1,22 @@
-"""What the scripts share is the same text. Compare it, or with --fix copy it from the first script that has it.
+"""What the scripts share is one text: compare it, or copy it from the first script that has it.
 
     python tests/copies.py          # print what differs, exit 1 if anything does
     python tests/copies.py --fix    # write the canonical text into the other scripts
 
-A closed world: every top-level name of two or more scripts must have one source text, the comments above it included,
-unless DIFFERS names it with a reason. Of Config, the fields above the line "# of this objective" are compared.
+A closed world: every top-level name of two or more scripts has one source text, the comments above
+it included, unless DIFFERS names it with a reason. Of Config, the fields above the line
+"# of this objective" are compared.
 """
+
 import ast
 import difflib
 import sys
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent.parent
 ORDER = "clm mlm prefix_lm t5_span ul2 fim mtp continued_pretrain bart".split()
 SHARED_FIELDS = "Config, shared fields"
-DIFFERS = {}                    # name -> why its text is not the same everywhere
+DIFFERS = {}  # name -> why its text is not the same everywhere
 
 
 def names(node):
@@ -31,12 +34,18 @@ def blocks(source):
     lines, found = source.splitlines(keepends=True), {}
     for node in ast.parse(source).body:
         start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) - 1
-        while start and lines[start - 1].startswith("#") and not lines[start - 1].startswith("# ----"):
+        while (
+            start and lines[start - 1].startswith("#") and not lines[start - 1].startswith("# ----")
+        ):
             start -= 1
         for name in names(node):
             found[name] = start, node.end_lineno
         if names(node) == ["Config"]:
-            own = [i for i in range(start, node.end_lineno) if lines[i].strip() == "# of this objective"]
+            own = [
+                i
+                for i in range(start, node.end_lineno)
+                if lines[i].strip() == "# of this objective"
+            ]
             del found["Config"]
             found[SHARED_FIELDS] = start, own[0] if own else node.end_lineno
     return found
@@ -45,7 +54,7 @@ def blocks(source):
 def differences(scripts, differs):
     """scripts: name -> source.  -> (list of complaints, fixed sources)"""
     complaints, fixed = [], dict(scripts)
-    canonical = {}                                      # name -> (script, text)
+    canonical = {}  # name -> (script, text)
     shared = {name: 0 for name in differs}
     varied = set()
     for script, source in scripts.items():
@@ -60,8 +69,16 @@ def differences(scripts, differs):
             varied.add(name)
             if name not in differs:
                 lines[start:end] = wanted.splitlines(keepends=True)
-                complaints.append("".join(difflib.unified_diff(
-                    wanted.splitlines(True), text.splitlines(True), f"{home}.py: {name}", f"{script}.py: {name}")))
+                complaints.append(
+                    "".join(
+                        difflib.unified_diff(
+                            wanted.splitlines(True),
+                            text.splitlines(True),
+                            f"{home}.py: {name}",
+                            f"{script}.py: {name}",
+                        )
+                    )
+                )
         fixed[script] = "".join(lines)
     for name in differs:
         if name not in varied:
@@ -71,10 +88,14 @@ def differences(scripts, differs):
 
 def read(folder):
     """The scripts that exist, in the fixed order."""
-    return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in ORDER if (folder / f"{name}.py").exists()}
+    return {
+        name: (folder / f"{name}.py").read_text(encoding="utf-8")
+        for name in ORDER
+        if (folder / f"{name}.py").exists()
+    }
 
 
-def main(fix=False, folder=Path(__file__).resolve().parent.parent):
+def main(fix=False, folder=HERE):
     """-> exit code"""
     complaints, fixed = differences(read(folder), DIFFERS)
     print("\n".join(complaints), end="")

@@ -1,4 +1,5 @@
 """Claims about clm.py."""
+
 import dataclasses
 import math
 
@@ -9,7 +10,17 @@ from helpers import entropies, scramble, standard_error
 
 import clm
 import common
-from clm import IGNORE, Batch, Config, attention_mask, document_mask, loss_fn, make_batch, mean_nll, token_nll
+from clm import (
+    IGNORE,
+    Batch,
+    Config,
+    attention_mask,
+    document_mask,
+    loss_fn,
+    make_batch,
+    mean_nll,
+    token_nll,
+)
 
 TINY = dict(batch_size=16, seq_len=32, d_model=64, n_layer=2, n_head=1)
 
@@ -25,11 +36,21 @@ def windows(shape=(3, 9), V=10):
 def fit(data, tmp_path, steps, pitfall="", train_text=None, **settings):
     """Train a tiny model.  -> model, log"""
     tokenizer, own_text, val_text = data
-    cfg = Config(steps=steps, out=str(tmp_path / "run"), **{"eval_every": steps, **TINY, **settings})
+    cfg = Config(
+        steps=steps, out=str(tmp_path / "run"), **{"eval_every": steps, **TINY, **settings}
+    )
     torch.manual_seed(cfg.seed)
     model = clm.build_model(cfg, tokenizer.vocab_size)
     log = common.Log(cfg, model, tokenizer, {"corpus": "test", "corpus_sha256": "0" * 64})
-    clm.train(model, own_text if train_text is None else train_text, val_text, cfg, {}, log, **clm.PITFALLS.get(pitfall, {}))
+    clm.train(
+        model,
+        own_text if train_text is None else train_text,
+        val_text,
+        cfg,
+        {},
+        log,
+        **clm.PITFALLS.get(pitfall, {}),
+    )
     return model, log
 
 
@@ -46,7 +67,7 @@ def losses_on(model, text, length=32, pitfall=clm.make_batch):
     return mean_nll(loss_fn(model, batch, Config())[1], batch.targets).item()
 
 
-# ---------------------------------------------------------------- transform
+# -------------------------------------------------------- transform
 def check_shift():
     batch = clm.make_batch(torch.tensor([[3, 8, 1, 9, 2]]), Config(seq_len=4), {}, rng())
     assert batch.idx.tolist() == [[3, 8, 1, 9]] and batch.targets.tolist() == [[8, 1, 9, 2]]
@@ -60,7 +81,10 @@ def test_targets_are_the_next_character_worked_example():
 def test_make_batch_leaves_the_windows_alone():
     given = windows()
     before = given.clone()
-    for function in (make_batch, *(how["batch_fn"] for how in clm.PITFALLS.values() if "batch_fn" in how)):
+    for function in (
+        make_batch,
+        *(how["batch_fn"] for how in clm.PITFALLS.values() if "batch_fn" in how),
+    ):
         function(given, Config(seq_len=8), {}, rng())
         assert torch.equal(given, before), function
 
@@ -73,10 +97,15 @@ def test_draw_windows_reaches_both_ends_and_never_wraps():
     assert torch.equal(clm.draw_windows(text, 2, 12, rng()), text.expand(2, 12))
 
 
-# ---------------------------------------------------------------- mask
+# -------------------------------------------------------- mask
 def check_triangle():
     assert clm.attention_mask(5).int().tolist() == [
-        [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 1, 1, 1],
+    ]
     assert clm.attention_mask(3).sum() == 6
 
 
@@ -93,7 +122,7 @@ def check_no_leak():
     for j in range(T):
         changed = idx.clone()
         changed[0, j] = (idx[0, j] + 1) % 10
-        moved = (model(changed, mask) - before).abs().amax(-1)[0]       # (T,)
+        moved = (model(changed, mask) - before).abs().amax(-1)[0]  # (T,)
         assert (moved[:j] == 0).all(), f"character {j} moved an earlier logit"
         assert (moved[j:] > 1e-4).all(), f"character {j} did not reach a later logit"
 
@@ -108,8 +137,8 @@ def test_the_gradient_to_later_embeddings_is_exactly_zero():
     for t in range(T):
         # every id occurs once, so that row j of the gradient belongs to position j
         logits = model(torch.arange(T)[None], attention_mask(T))
-        grad, = torch.autograd.grad(logits[0, t].sum(), model.emb.weight)
-        assert (grad[t + 1:] == 0).all() and (grad[: t + 1].abs().amax(-1) > 0).all()
+        (grad,) = torch.autograd.grad(logits[0, t].sum(), model.emb.weight)
+        assert (grad[t + 1 :] == 0).all() and (grad[: t + 1].abs().amax(-1) > 0).all()
 
 
 def test_document_mask_worked_example():
@@ -119,9 +148,12 @@ def test_document_mask_worked_example():
 
 
 def test_document_mask_isolates_documents_and_needs_no_restart_of_positions():
-    # V = 10, EOT = 9; as many rows as heads, where a mask of three dimensions would be read per head
+    # V = 10, EOT = 9; as many rows as heads: a mask of three dimensions would be read per head
     model = scramble(clm.build_model(Config(**{**TINY, "n_head": 2}), 10))
-    first, second = torch.tensor([[1, 2, 3, 9], [4, 9, 5, 9]]), torch.tensor([[4, 5, 6, 9], [1, 2, 3, 4]])
+    first, second = (
+        torch.tensor([[1, 2, 3, 9], [4, 9, 5, 9]]),
+        torch.tensor([[4, 5, 6, 9], [1, 2, 3, 4]]),
+    )
     packed = torch.cat([first, second], 1)
     both = model(packed, document_mask(packed, 9))
     other = torch.cat([(first + 1) % 9, second], 1)
@@ -132,7 +164,7 @@ def test_document_mask_isolates_documents_and_needs_no_restart_of_positions():
     assert not torch.allclose(model(packed, attention_mask(8))[:, 4:], alone, atol=1e-2)
 
 
-# ---------------------------------------------------------------- loss
+# -------------------------------------------------------- loss
 def test_uniform_logits_cost_ln_V():
     targets = torch.tensor([[4, 4, 2, IGNORE]])
     nll = token_nll(torch.zeros(1, 4, 10), targets)
@@ -159,10 +191,15 @@ def test_halves_with_3_and_40_targets_weigh_as_43():
     targets[0, 3:] = IGNORE
     batch = batch._replace(targets=targets)
     loss, nll = loss_fn(model, batch, Config())
-    halves = [loss_fn(model, Batch(*(part[i: i + 1] for part in batch[:3]), batch.mask), Config())[0] for i in (0, 1)]
+    halves = [
+        loss_fn(model, Batch(*(part[i : i + 1] for part in batch[:3]), batch.mask), Config())[0]
+        for i in (0, 1)
+    ]
     weighted = (3 * halves[0] + 40 * halves[1]) / 43
     assert loss.item() == pytest.approx(weighted.item(), abs=1e-5)
-    for a, b in zip(*(torch.autograd.grad(value, list(model.parameters())) for value in (loss, weighted))):
+    for a, b in zip(
+        *(torch.autograd.grad(value, list(model.parameters())) for value in (loss, weighted))
+    ):
         assert torch.allclose(a, b, atol=1e-5)
 
 
@@ -171,7 +208,9 @@ def test_evaluate_weighs_by_targets_over_several_batches():
     text, cfg = windows((70 * 9,)), Config(**{**TINY, "seq_len": 8})
     rows = text.view(-1, 9)
     nll = token_nll(model(rows[:, :-1], attention_mask(8)), rows[:, 1:]).double()
-    assert clm.evaluate(model, text, cfg, {})["val_loss"] == pytest.approx(nll.mean().item(), abs=1e-6)
+    assert clm.evaluate(model, text, cfg, {})["val_loss"] == pytest.approx(
+        nll.mean().item(), abs=1e-6
+    )
 
 
 def test_all_targets_ignored_is_zero_not_nan():
@@ -185,7 +224,9 @@ def test_label_smoothing_by_hand():
     got = token_nll(logits, torch.tensor([[0]]), 0.1).item()
     assert got == pytest.approx(by_hand, abs=1e-6) == pytest.approx(0.551266, abs=1e-6)
     # torch's own argument means something else
-    assert F.cross_entropy(logits[0], torch.tensor([0]), label_smoothing=0.1).item() == pytest.approx(0.502618, abs=1e-6)
+    assert F.cross_entropy(
+        logits[0], torch.tensor([0]), label_smoothing=0.1
+    ).item() == pytest.approx(0.502618, abs=1e-6)
 
 
 def test_label_smoothing_has_a_floor_above_zero_and_ignores_what_is_ignored():
@@ -199,17 +240,25 @@ def test_label_smoothing_has_a_floor_above_zero_and_ignores_what_is_ignored():
 def test_evaluation_never_smooths():
     model = scramble(clm.build_model(Config(**TINY), 10))
     text, cfg = windows((400,)), Config(**TINY)
-    plain, smooth = (clm.evaluate(model, text, dataclasses.replace(cfg, label_smoothing=e), {}) for e in (0.0, 0.1))
+    plain, smooth = (
+        clm.evaluate(model, text, dataclasses.replace(cfg, label_smoothing=e), {})
+        for e in (0.0, 0.1)
+    )
     assert plain == smooth
     batch = make_batch(text[None, :33], cfg, {}, rng())
-    losses = [loss_fn(model, batch, dataclasses.replace(cfg, label_smoothing=e))[0].item() for e in (0.0, 0.1)]
+    losses = [
+        loss_fn(model, batch, dataclasses.replace(cfg, label_smoothing=e))[0].item()
+        for e in (0.0, 0.1)
+    ]
     assert losses[0] != losses[1]
 
 
-# ---------------------------------------------------------------- learning
+# -------------------------------------------------------- learning
 def test_step_0_costs_ln_V_to_four_decimals(data):
     tokenizer, _, val_text = data
-    metrics = clm.evaluate(clm.build_model(Config(**TINY), tokenizer.vocab_size), val_text, Config(**TINY), {})
+    metrics = clm.evaluate(
+        clm.build_model(Config(**TINY), tokenizer.vocab_size), val_text, Config(**TINY), {}
+    )
     assert metrics["val_loss"] == pytest.approx(math.log(tokenizer.vocab_size), abs=5e-5)
     assert metrics["val_ppl"] == pytest.approx(tokenizer.vocab_size, abs=1e-2)
     assert metrics["val_bpc"] == pytest.approx(math.log2(tokenizer.vocab_size), abs=1e-4)
@@ -248,14 +297,21 @@ def test_muon_gets_all_matrices_of_the_blocks_and_nothing_else():
     cfg = Config(**TINY)
     model = clm.build_model(cfg, 10)
     muon, adamw = clm.make_optimizers(model, cfg)
-    assert {id(p) for p in muon.param_groups[0]["params"]} == {id(p) for p in model.blocks.parameters()}
-    assert {id(p) for p in adamw.param_groups[0]["params"]} == {id(model.emb.weight), id(model.head.weight)}
+    assert {id(p) for p in muon.param_groups[0]["params"]} == {
+        id(p) for p in model.blocks.parameters()
+    }
+    assert {id(p) for p in adamw.param_groups[0]["params"]} == {
+        id(model.emb.weight),
+        id(model.head.weight),
+    }
     assert muon.param_groups[0]["weight_decay"] == adamw.param_groups[0]["weight_decay"] == 0
 
 
 def test_on_uniform_characters_the_loss_never_goes_below_ln_V(data, tmp_path):
     V, text = 10, windows((60_000,))
-    model, log = fit((common.CharTokenizer("0123456789"), text, windows((4000,))), tmp_path, 150, "uniform-text")
+    model, log = fit(
+        (common.CharTokenizer("0123456789"), text, windows((4000,))), tmp_path, 150, "uniform-text"
+    )
     fresh = torch.randint(V, (1000, 33), generator=rng(5))
     nll = token_nll(model(fresh[:, :-1], attention_mask(32)), fresh[:, 1:]).detach()
     assert math.log(V) - 3 * standard_error(nll) <= nll.mean().item() <= math.log(V) + 0.02
@@ -263,7 +319,7 @@ def test_on_uniform_characters_the_loss_never_goes_below_ln_V(data, tmp_path):
     assert sum(log.losses) / len(log.losses) > math.log(V) - 0.002
 
 
-# ---------------------------------------------------------------- pitfalls
+# -------------------------------------------------------- pitfalls
 def test_unshifted_targets_fall_to_zero_not_to_ln_V_while_the_task_is_lost(data, tmp_path):
     tokenizer, _, val_text = data
     model, log = fit(data, tmp_path, 100, "no-shift")
@@ -281,7 +337,7 @@ def test_unshifted_targets_fall_to_zero_not_to_ln_V_while_the_task_is_lost(data,
 
 def test_without_the_mask_training_copies_the_future(data, tmp_path):
     model, log = fit(data, tmp_path, 200, "no-mask")
-    clean = 4.2                                     # h <= ln V, so that h / T <= 0.13
+    clean = 4.2  # h <= ln V, so that h / T <= 0.13
     assert end(log) < clean / 32 + 0.05
     assert losses_on(model, data[2][: 200 * 33]) > 3
 
@@ -312,9 +368,15 @@ def test_uniform_text_covers_the_whole_vocabulary(data):
     assert drawn.unique().tolist() == list(range(int(data[1].max()) + 1))
 
 
-# ---------------------------------------------------------------- mutations: would the checks notice?
-@pytest.mark.parametrize("wrong", [
-    lambda T: torch.ones(T, T).bool(), lambda T: torch.ones(T, T).bool().tril(1), lambda T: torch.ones(T, T).bool().triu()])
+# -------------------------------------------------------- mutations: do checks notice?
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda T: torch.ones(T, T).bool(),
+        lambda T: torch.ones(T, T).bool().tril(1),
+        lambda T: torch.ones(T, T).bool().triu(),
+    ],
+)
 def test_the_leak_check_notices_a_mask_that_shows_the_future(monkeypatch, wrong):
     monkeypatch.setattr(clm, "attention_mask", wrong)
     with pytest.raises(AssertionError):
@@ -322,7 +384,7 @@ def test_the_leak_check_notices_a_mask_that_shows_the_future(monkeypatch, wrong)
 
 
 def test_the_table_notices_a_mask_without_the_diagonal(monkeypatch):
-    # the leak check cannot: SDPA answers 0 where there is no key, and the residual stream carries the rest
+    # the leak check cannot: SDPA answers 0 where there is no key, and the residual carries the rest
     monkeypatch.setattr(clm, "attention_mask", lambda T: torch.ones(T, T).bool().tril(-1))
     with pytest.raises(AssertionError):
         check_triangle()
@@ -331,8 +393,12 @@ def test_the_table_notices_a_mask_without_the_diagonal(monkeypatch):
 @pytest.mark.parametrize("wrong", ["no-shift", "double-shift"])
 def test_the_worked_example_notices_a_wrong_shift(monkeypatch, wrong):
     clean = clm.make_batch
-    broken = {"no-shift": lambda *args: (b := clean(*args))._replace(targets=b.idx),
-              "double-shift": lambda *args: (b := clean(*args))._replace(targets=F.pad(b.targets[:, 1:], (0, 1)))}
+    broken = {
+        "no-shift": lambda *args: (b := clean(*args))._replace(targets=b.idx),
+        "double-shift": lambda *args: (b := clean(*args))._replace(
+            targets=F.pad(b.targets[:, 1:], (0, 1))
+        ),
+    }
     monkeypatch.setattr(clm, "make_batch", broken[wrong])
     with pytest.raises(AssertionError):
         check_shift()
@@ -345,7 +411,7 @@ def test_the_loss_check_notices_a_wrong_ignore_value(monkeypatch, wrong):
         check_ignored()
 
 
-# ---------------------------------------------------------------- sample
+# -------------------------------------------------------- sample
 def test_sample_argmax_topk_and_beyond_the_window(data):
     tokenizer, _, val_text = data
     model = scramble(clm.build_model(Config(**TINY), tokenizer.vocab_size))
@@ -354,8 +420,13 @@ def test_sample_argmax_topk_and_beyond_the_window(data):
     assert len(greedy) == 54 and torch.equal(greedy[:4], prompt)
     assert torch.equal(greedy, clm.sample(model, prompt, 50, 32, 0, rng(1)))
     assert torch.equal(greedy, clm.sample(model, prompt, 50, 32, 1.0, rng(), top_k=1))
-    free, off = (clm.sample(model, prompt, 20, 32, 1.0, rng(), top_k=k) for k in (0, tokenizer.vocab_size + 5))
-    assert torch.equal(free, off) and not torch.equal(free, clm.sample(model, prompt, 20, 32, 1.0, rng(1)))
+    free, off = (
+        clm.sample(model, prompt, 20, 32, 1.0, rng(), top_k=k)
+        for k in (0, tokenizer.vocab_size + 5)
+    )
+    assert torch.equal(free, off) and not torch.equal(
+        free, clm.sample(model, prompt, 20, 32, 1.0, rng(1))
+    )
     for wrong in (dict(temperature=-1), dict(temperature=1, top_k=-1)):
         with pytest.raises(ValueError):
             clm.sample(model, prompt, 1, 32, rng=rng(), **wrong)
@@ -364,4 +435,7 @@ def test_sample_argmax_topk_and_beyond_the_window(data):
 def test_sample_sees_only_the_window():
     model = scramble(clm.build_model(Config(**TINY), 10))
     long = windows((40,))
-    assert torch.equal(clm.sample(model, long, 5, 8, 0, rng())[40:], clm.sample(model, long[-8:], 5, 8, 0, rng())[8:])
+    assert torch.equal(
+        clm.sample(model, long, 5, 8, 0, rng())[40:],
+        clm.sample(model, long[-8:], 5, 8, 0, rng())[8:],
+    )

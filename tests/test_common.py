@@ -1,4 +1,5 @@
 """Claims about common.py, and what clm.py does with bad input."""
+
 import csv
 import io
 import json
@@ -19,7 +20,8 @@ import clm
 import common
 from common import CharTokenizer, Refusal
 
-SMALL = "--steps 3 --eval-every 2 --batch-size 2 --seq-len 16 --d-model 16 --n-layer 1 --n-head 1".split()
+SMALL = "--steps 3 --eval-every 2 --batch-size 2 --seq-len 16".split()
+SMALL += "--d-model 16 --n-layer 1 --n-head 1".split()
 TEXT = "the king is dead, long live the king\n" * 40
 
 
@@ -33,10 +35,12 @@ def text_file(tmp_path):
 @pytest.fixture
 def run(tmp_path, text_file):
     """main() of clm.py in a few milliseconds; further flags win."""
-    return lambda *flags: clm.main([*SMALL, "--data", text_file, "--out", str(tmp_path / "out"), *flags])
+    return lambda *flags: clm.main(
+        [*SMALL, "--data", text_file, "--out", str(tmp_path / "out"), *flags]
+    )
 
 
-# ---------------------------------------------------------------- text
+# -------------------------------------------------------- text
 def test_pydoc_and_stdlib_come_with_every_interpreter():
     pydoc, stdlib = common.load_text("pydoc"), common.load_text("stdlib")
     assert 400_000 < len(pydoc) < 600_000 and len(stdlib) == 1_000_000
@@ -51,26 +55,46 @@ def test_tiny_shakespeare_is_the_text_and_the_split_that_everyone_uses(corpus):
     assert about == {"corpus": "tiny_shakespeare", "corpus_sha256": common.SHA256}
 
 
-@pytest.mark.parametrize("raw", [
-    "à la\nmode\n".encode(), "à la\r\nmode\r\n".encode(), "à la\rmode\r".encode(), "\ufeffà la\r\nmode\n".encode()])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "à la\nmode\n".encode(),
+        "à la\r\nmode\r\n".encode(),
+        "à la\rmode\r".encode(),
+        "\ufeffà la\r\nmode\n".encode(),
+    ],
+)
 def test_line_ends_and_bom_make_no_difference(tmp_path, raw):
     path = tmp_path / "text.txt"
     path.write_bytes(raw)
     assert common.load_text(str(path)) == "à la\nmode\n"
 
 
-@pytest.mark.parametrize("raw, said", [
-    (None, "cannot be read"), (b"", "is empty"), (b"abc\xffdef", "byte 3 is 0xff"), (b"\xef\xbb\xbfab\xff", "byte 5 is 0xff"),
-    ("text".encode("utf-16"), "byte 0 is 0xff"), (b"short" * 9, "its training split has 40 characters and one window needs 129"),
-    (b"long enough to train on. " * 10, "its validation split has 25 characters and one window needs 129"),
-    (b"a" * 3000, "repeats one character")])
+@pytest.mark.parametrize(
+    "raw, said",
+    [
+        (None, "cannot be read"),
+        (b"", "is empty"),
+        (b"abc\xffdef", "byte 3 is 0xff"),
+        (b"\xef\xbb\xbfab\xff", "byte 5 is 0xff"),
+        ("text".encode("utf-16"), "byte 0 is 0xff"),
+        (b"short" * 9, "its training split has 40 characters and one window needs 129"),
+        (
+            b"long enough to train on. " * 10,
+            "its validation split has 25 characters and one window needs 129",
+        ),
+        (b"a" * 3000, "repeats one character"),
+    ],
+)
 def test_a_bad_file_is_named_in_one_line(tmp_path, raw, said):
     path = tmp_path / "text.txt"
     if raw is not None:
         path.write_bytes(raw)
     with pytest.raises(Refusal) as refusal:
         common.load_data(str(path), (), 129)
-    assert said in str(refusal.value) and str(path) in str(refusal.value) and refusal.value.code == 1
+    assert (
+        said in str(refusal.value) and str(path) in str(refusal.value) and refusal.value.code == 1
+    )
     assert "\n" not in str(refusal.value)
 
 
@@ -92,13 +116,21 @@ def pretend_download(monkeypatch, tmp_path, answer):
     monkeypatch.setattr(common.urllib.request, "urlopen", urlopen)
 
 
-@pytest.mark.parametrize("answer", [urllib.error.URLError("no route"), TimeoutError("timed out"), b"not the text"])
-def test_without_a_network_it_says_so_in_three_lines_and_goes_on_with_pydoc(monkeypatch, tmp_path, capsys, answer):
+@pytest.mark.parametrize(
+    "answer", [urllib.error.URLError("no route"), TimeoutError("timed out"), b"not the text"]
+)
+def test_without_a_network_it_says_so_in_three_lines_and_goes_on_with_pydoc(
+    monkeypatch, tmp_path, capsys, answer
+):
     pretend_download(monkeypatch, tmp_path, answer)
     about = common.load_data("tiny_shakespeare", (), 129)[3]
     lines = capsys.readouterr().out.splitlines()[1:]
     assert about["corpus"] == "pydoc" and len(lines) == 3
-    assert common.URL in lines[0] and str(tmp_path / "data" / "tiny_shakespeare.txt") in lines[1] and "README" in lines[2]
+    assert (
+        common.URL in lines[0]
+        and str(tmp_path / "data" / "tiny_shakespeare.txt") in lines[1]
+        and "README" in lines[2]
+    )
     assert not list(tmp_path.glob("data/*"))
 
 
@@ -111,20 +143,31 @@ def test_the_download_is_checked_then_kept(monkeypatch, tmp_path, capsys):
     assert common.load_text() == "the text"
 
 
-# ---------------------------------------------------------------- characters
+# -------------------------------------------------------- characters
 def test_tokenizer_ids_are_sorted_and_never_move():
     tokenizer = CharTokenizer("banana", ("MASK", "CLS"))
     assert tokenizer.ids == {"a": 0, "b": 1, "n": 2} and tokenizer.special == {"MASK": 3, "CLS": 4}
     tokenizer.extend("cab")
     tokenizer.add_specials(("CLS", "EOT"))
-    assert tokenizer.encode("nabc").tolist() == [2, 0, 1, 5] and tokenizer.special["EOT"] == 6 == tokenizer.vocab_size - 1
-    assert tokenizer.decode([1, 0, 3, 6]) == "ba<MASK><EOT>" == tokenizer.decode(torch.tensor([1, 0, 3, 6]))
+    assert (
+        tokenizer.encode("nabc").tolist() == [2, 0, 1, 5]
+        and tokenizer.special["EOT"] == 6 == tokenizer.vocab_size - 1
+    )
+    assert (
+        tokenizer.decode([1, 0, 3, 6])
+        == "ba<MASK><EOT>"
+        == tokenizer.decode(torch.tensor([1, 0, 3, 6]))
+    )
 
 
 def test_text_that_spells_a_special_is_ordinary_text():
     tokenizer = CharTokenizer("<MASK>", ("MASK",))
     ids = tokenizer.encode("<MASK>")
-    assert len(ids) == 6 and tokenizer.special["MASK"] not in ids.tolist() and tokenizer.decode(ids) == "<MASK>"
+    assert (
+        len(ids) == 6
+        and tokenizer.special["MASK"] not in ids.tolist()
+        and tokenizer.decode(ids) == "<MASK>"
+    )
 
 
 def test_unknown_characters_are_named():
@@ -132,16 +175,32 @@ def test_unknown_characters_are_named():
         CharTokenizer("cafe").encode("café €fa€")
 
 
-# ---------------------------------------------------------------- flags
-@pytest.mark.parametrize("flags, said", [
-    ("--step 5", "unknown flag --step; did you mean --steps?"), ("--stpes=5", "did you mean --steps?"),
-    ("5", "unknown flag 5"), ("--steps many", "invalid int value: 'many'"), ("--steps 0", "--steps 0: must be above 0"),
-    ("--steps -3", "must be above 0"), ("--batch-size 0", "must be above 0"), ("--seq-len -1", "must be above 0"),
-    ("--lr 0", "--lr 0.0: must be above 0"), ("--lr nan", "invalid number value: 'nan'"), ("--lr inf", "invalid number"),
-    ("--temperature -1", "must be 0 or above"), ("--seed -1", "must be 0 or above"), ("--eval-every 0", "must be above 0"),
-    ("--label-smoothing 1.5", "must be between 0 and 1"), ("--d-model 30 --n-head 4", "multiple of twice"),
-    ("--d-model 6 --n-head 2", "multiple of twice"), ("--pitfall none", "not one of no-shift, double-shift"),
-    ("--device tpu", "--device tpu: this machine and this torch have"), ("--steps", "expected one argument")])
+# -------------------------------------------------------- flags
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--step 5", "unknown flag --step; did you mean --steps?"),
+        ("--stpes=5", "did you mean --steps?"),
+        ("5", "unknown flag 5"),
+        ("--steps many", "invalid int value: 'many'"),
+        ("--steps 0", "--steps 0: must be above 0"),
+        ("--steps -3", "must be above 0"),
+        ("--batch-size 0", "must be above 0"),
+        ("--seq-len -1", "must be above 0"),
+        ("--lr 0", "--lr 0.0: must be above 0"),
+        ("--lr nan", "--lr nan: must be a finite number"),
+        ("--lr inf", "finite number"),
+        ("--temperature -1", "must be 0 or above"),
+        ("--seed -1", "must be 0 or above"),
+        ("--eval-every 0", "must be above 0"),
+        ("--label-smoothing 1.5", "must be between 0 and 1"),
+        ("--d-model 30 --n-head 4", "multiple of twice"),
+        ("--d-model 6 --n-head 2", "multiple of twice"),
+        ("--pitfall none", "not one of no-shift, double-shift"),
+        ("--device tpu", "--device tpu: this machine and this torch have"),
+        ("--steps", "expected one argument"),
+    ],
+)
 def test_a_wrong_setting_is_one_line_and_exit_code_2(run, flags, said):
     with pytest.raises(Refusal) as refusal:
         run(*flags.split())
@@ -172,14 +231,20 @@ def test_prompt_with_unknown_characters_is_refused_before_training(run, monkeypa
 def test_prompts_empty_long_and_with_crlf(run, text_file, tmp_path, capsys):
     def read(text, prompt):
         tokenizer = CharTokenizer(text)
-        return tokenizer.decode(clm.read_prompt(tokenizer, tokenizer.encode(text), clm.Config(prompt=prompt)))
+        return tokenizer.decode(
+            clm.read_prompt(tokenizer, tokenizer.encode(text), clm.Config(prompt=prompt))
+        )
 
-    assert read("one\ntwo", "") == "\n" and read("no line end", "") == "n" and read("one\ntwo", "o\r\nt") == "o\nt"
+    assert (
+        read("one\ntwo", "") == "\n"
+        and read("no line end", "") == "n"
+        and read("one\ntwo", "o\r\nt") == "o\nt"
+    )
     run("--prompt", TEXT[:48])
-    assert "the prompt has 48 characters, the model sees the last 16" in capsys.readouterr().out
+    assert "the prompt has 48 characters, the model sees 16" in capsys.readouterr().out
 
 
-# ---------------------------------------------------------------- device
+# -------------------------------------------------------- device
 def test_muon_multiplies_in_float32_and_still_orthogonalises():
     seen = set()
 
@@ -195,17 +260,35 @@ def test_muon_multiplies_in_float32_and_still_orthogonalises():
     with common.Float32Muon(), Watch():
         torch.optim.Muon([weight], lr=1.0, weight_decay=0.0).step()
     assert torch.bfloat16 not in seen and torch.equal(weight.grad, given)
-    singular = torch.linalg.svdvals(weight.detach()) / math.sqrt(24 / 16)     # Muon's own factor for tall matrices
+    singular = torch.linalg.svdvals(weight.detach()) / math.sqrt(
+        24 / 16
+    )  # Muon's own factor for tall matrices
     assert 0.6 < singular.min() and singular.max() < 1.3
 
 
-# ---------------------------------------------------------------- log and files
+# -------------------------------------------------------- log and files
 def test_a_run_leaves_log_checkpoint_and_result(run, tmp_path, capsys):
     result = run()
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["ckpt.pt", "log.csv", "result.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "ckpt.pt",
+        "log.csv",
+        "result.json",
+    ]
     assert json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8")) == result
-    assert {"steps", "seconds", "train_seconds", "tokens_per_s", "step0_loss", "val_loss", "vocab_size", "n_params",
-            "corpus", "corpus_sha256", "val_ppl", "val_bpc"} <= set(result)
+    assert {
+        "steps",
+        "seconds",
+        "train_seconds",
+        "tokens_per_s",
+        "step0_loss",
+        "val_loss",
+        "vocab_size",
+        "n_params",
+        "corpus",
+        "corpus_sha256",
+        "val_ppl",
+        "val_bpc",
+    } <= set(result)
     assert result["val_ppl"] == pytest.approx(math.exp(result["val_loss"]))
     assert result["val_bpc"] == pytest.approx(result["val_loss"] / math.log(2))
     assert result["step0_loss"] == pytest.approx(math.log(result["vocab_size"]), abs=5e-5)
@@ -258,7 +341,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(run, tmp_path, text_file, mon
     torch.save(content | {"script": "mlm"}, bad)
     refused("written by mlm.py, this is clm.py", str(bad))
     refused("add --d-model 16 --n-layer 1", str(good), "--d-model", "32", "--n-layer", "2")
-    refused("its vocabulary is that of --data .*text.txt", str(good), "--data", str(other))
+    refused("its characters are those of --data .*text.txt", str(good), "--data", str(other))
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(tmp_path):
@@ -284,11 +367,18 @@ def test_out_that_cannot_be_written_is_refused_before_training(run, text_file, m
 def log(run, tmp_path, text_file):
     tokenizer = CharTokenizer("ab")
     cfg = clm.Config(out=str(tmp_path / "log"), d_model=16, n_layer=1, n_head=1)
-    return common.Log(cfg, scramble(clm.build_model(cfg, 2)), tokenizer, {"corpus": "test", "corpus_sha256": "0" * 64})
+    return common.Log(
+        cfg,
+        scramble(clm.build_model(cfg, 2)),
+        tokenizer,
+        {"corpus": "test", "corpus_sha256": "0" * 64},
+    )
 
 
 def test_gradients_far_from_the_usual_are_left_out_and_counted(log):
-    assert all(log.usable(1.0, norm) for norm in [1.0] * 10 + [50.0] + [1.0] * 9)     # not before step 20
+    assert all(
+        log.usable(1.0, norm) for norm in [1.0] * 10 + [50.0] + [1.0] * 9
+    )  # not before step 20
     assert not log.usable(1.0, 10.1) and log.usable(1.0, 9.9) and not log.usable(1.0, math.nan)
     assert not log.usable(1.0, math.inf) and log.skipped == 3
     # skipped ones shift the median: a lasting rise is followed in the end
@@ -335,17 +425,27 @@ def test_interrupted_training_is_saved_evaluated_and_marked(run, monkeypatch, tm
     assert (tmp_path / "out" / "ckpt.pt").exists()
 
 
-# ---------------------------------------------------------------- real processes
+# -------------------------------------------------------- real processes
 def start(*flags, cwd=None, **env):
-    return subprocess.Popen([sys.executable, str(common.HERE / "clm.py"), *SMALL, *flags], cwd=cwd, text=True,
-                            encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            env={**os.environ, "OMP_NUM_THREADS": "1", **env})
+    return subprocess.Popen(
+        [sys.executable, str(common.HERE / "clm.py"), *SMALL, *flags],
+        cwd=cwd,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
 
 
 def test_from_another_folder_on_a_console_without_unicode(tmp_path, text_file):
     path = tmp_path / "greek.txt"
     path.write_text("μῆνιν ἄειδε θεὰ\n" * 200, encoding="utf-8")
-    for flags, env in ([("--show",), {"PYTHONIOENCODING": "cp1252"}], [(), {"LC_ALL": "C", "PYTHONUTF8": "0"}]):
+    for flags, env in (
+        [("--show",), {"PYTHONIOENCODING": "cp1252"}],
+        [(), {"LC_ALL": "C", "PYTHONUTF8": "0"}],
+    ):
         process = start("--data", "greek.txt", "--out", "here", *flags, cwd=tmp_path, **env)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0 and err == "" and "?" in out
@@ -368,7 +468,16 @@ def test_a_closed_pipe_does_not_end_the_training(tmp_path, text_file):
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGINT")
 def test_ctrl_c_saves_evaluates_and_exits_130(tmp_path, text_file):
-    process = start("--data", text_file, "--out", str(tmp_path / "out"), "--steps", "100000", "--eval-every", "10")
+    process = start(
+        "--data",
+        text_file,
+        "--out",
+        str(tmp_path / "out"),
+        "--steps",
+        "100000",
+        "--eval-every",
+        "10",
+    )
     log = tmp_path / "out" / "log.csv"
     for _ in range(600):
         if log.exists() and log.read_text().count("\n") > 2:

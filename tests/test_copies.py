@@ -1,4 +1,5 @@
 """The scripts' shared text is shared, and the check would notice if it were not."""
+
 import copies
 
 CLM = '''"""One."""
@@ -25,23 +26,42 @@ def make_batch(x):
 
 
 def test_the_scripts_share_their_text():
-    complaints, _ = copies.differences(copies.read(copies.Path(copies.__file__).resolve().parent.parent), copies.DIFFERS)
-    assert not complaints, "\n".join(complaints) + "\npython tests/copies.py --fix writes the first script's text into the others"
+    complaints, _ = copies.differences(
+        copies.read(copies.Path(copies.__file__).resolve().parent.parent), copies.DIFFERS
+    )
+    assert not complaints, (
+        "\n".join(complaints)
+        + "\npython tests/copies.py --fix writes the first script's text into the others"
+    )
 
 
 def test_own_fields_and_listed_names_may_differ():
-    other = CLM.replace("rate: float = 0.1   # own", "span: int = 3").replace("def make_batch(x):\n    return x", "def make_batch(y):\n    return y")
-    assert copies.differences({"clm": CLM, "fim": other}, {"make_batch": "the objective"}) == ([], {"clm": CLM, "fim": other})
+    other = CLM.replace("rate: float = 0.1   # own", "span: int = 3").replace(
+        "def make_batch(x):\n    return x", "def make_batch(y):\n    return y"
+    )
+    assert copies.differences({"clm": CLM, "fim": other}, {"make_batch": "the objective"}) == (
+        [],
+        {"clm": CLM, "fim": other},
+    )
 
 
 def test_every_kind_of_drift_is_noticed_and_fixed():
-    drifts = [("# why", "# because"), ("return x\n\n\ndef make", "return x + 0\n\n\ndef make"), ("-100   # not", "-100   # never"),
-              ("steps: int = 1      # steps", "steps: int = 2      # steps"), ("@dataclass\n", "")]
+    drifts = [
+        ("# why", "# because"),
+        ("return x\n\n\ndef make", "return x + 0\n\n\ndef make"),
+        ("-100   # not", "-100   # never"),
+        ("steps: int = 1      # steps", "steps: int = 2      # steps"),
+        ("@dataclass\n", ""),
+    ]
     for old, new in drifts:
         drifted = CLM.replace(old, new)
         assert drifted != CLM
         complaints, fixed = copies.differences({"clm": CLM, "fim": drifted}, {})
-        assert len(complaints) == 1 and complaints[0].startswith("--- clm.py: ") and fixed["fim"] == CLM, old
+        assert (
+            len(complaints) == 1
+            and complaints[0].startswith("--- clm.py: ")
+            and fixed["fim"] == CLM
+        ), old
 
 
 def test_a_name_in_differs_that_does_not_differ_is_refused():

@@ -1,0 +1,84 @@
+"""The comparisons: which runs, which numbers, and what must be seen in their means."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Experiment(NamedTuple):
+    """runs: label -> script and flags; empty: the file of this name has measure(seed, folder)."""
+
+    claim: str  # what must be seen
+    runs: dict
+    shown: tuple  # metrics of result.json
+    seen: Callable  # {label: {metric: mean}} -> bool
+    seeds: int = 3
+    alone: bool = False  # nothing else may run beside it
+
+
+SHORT = "clm --steps 200 --eval-every 20"
+UNIGRAM, BIGRAM = 3.313, 2.453  # nats per character of tiny_shakespeare
+
+EXPERIMENTS = {
+    "clm": Experiment(
+        "default run: 1.60 nats or less; windows in file order beside it, as it comes out",
+        {"shuffled": "clm", "file order": "clm --pitfall file-order"},
+        ("val_loss", "val_bpc", "step0_loss"),
+        lambda m: (
+            m["shuffled"]["val_loss"] <= 1.60
+            and abs(m["shuffled"]["step0_loss"] - math.log(65)) < 5e-5
+        ),
+    ),
+    "clm-pitfalls": Experiment(
+        "200 steps: clean beats bigram, no-shift -> 0, no-mask -> h/T, uniform-text at ln V",
+        {
+            "clean": SHORT,
+            **{
+                name: f"{SHORT} --pitfall {name}"
+                for name in (
+                    "no-shift",
+                    "double-shift",
+                    "no-mask",
+                    "shuffled-labels",
+                    "uniform-text",
+                )
+            },
+        },
+        ("train_loss", "val_loss"),
+        lambda m: (
+            m["clean"]["val_loss"] < BIGRAM
+            and m["no-shift"]["train_loss"] < 0.0133
+            and m["no-shift"]["val_loss"] > math.log(65)
+            and m["clean"]["train_loss"] + 0.1 < m["double-shift"]["train_loss"] < UNIGRAM
+            and m["no-mask"]["train_loss"] < 0.06
+            and m["no-mask"]["val_loss"] > 3
+            and abs(m["shuffled-labels"]["train_loss"] - UNIGRAM) < 0.03
+            and 0 <= m["uniform-text"]["train_loss"] - math.log(65) < 0.02
+        ),
+    ),
+    "packing": Experiment(
+        "speeches packed into windows, with and without document_mask, as it comes out",
+        {},
+        ("val_loss",),
+        lambda m: abs(m["document mask"]["val_loss"] - m["causal mask"]["val_loss"]) < 0.2,
+    ),
+    "smoothing": Experiment(
+        "label smoothing 0.1 against 0: unsmoothed loss and calibration error, as they come out",
+        {},
+        ("val_loss", "calibration_error", "confidence", "accuracy"),
+        lambda m: m["0"]["val_loss"] > 0,
+    ),
+    "speed": Experiment(
+        "1.886 nats at least 7 times sooner than nanoGPT's recipe; in its time 1.59 or less",
+        {},
+        ("val_loss", "seconds", "speedup", "flop_share", "gflops", "batch_share", "peak_gib"),
+        lambda m: (
+            m["clm, short"]["val_loss"] <= 1.886
+            and m["clm, short"]["speedup"] >= 7
+            and m["clm, default"]["val_loss"] <= 1.59
+            and m["clm, default"]["speedup"] >= 1
+        ),
+        seeds=1,
+        alone=True,
+    ),
+}
