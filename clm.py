@@ -38,14 +38,14 @@ CODE_LENGTH = "val_loss"    # the loss that spells a whole text: it has a perple
 # -------------------------------------------------------- 2 config
 @dataclass
 class Config:
-    steps: int = 750            # optimizer steps
-    batch_size: int = 16        # rows per step
+    steps: int = 500            # optimizer steps
+    batch_size: int = 24        # rows per step
     seq_len: int = 128          # positions per row
     d_model: int = 128          # width
     n_layer: int = 4            # blocks
     n_head: int = 2             # attention heads per block
-    lr: float = 0.04            # peak rate of Muon; AdamW runs at a quarter of it
-    eval_every: int = 75        # steps between evaluations
+    lr: float = 0.05            # peak rate of Muon; AdamW runs at a fifth of it
+    eval_every: int = 50        # steps between evaluations
     seed: int = 0               # of the weights, the windows and the corruption
     device: str = "auto"        # auto, cuda, mps or cpu
     data: str = "tiny_shakespeare"  # or pydoc, stdlib, the path of a text file
@@ -234,7 +234,7 @@ def make_optimizers(model, cfg):
     rest = [p for name, p in named if "emb" in name or "head" in name]
     matrices = [p for name, p in named if "emb" not in name and "head" not in name]
     return [torch.optim.Muon(matrices, lr=cfg.lr, weight_decay=0.0),
-            torch.optim.AdamW(rest, lr=cfg.lr / 4, betas=(0.9, 0.95), weight_decay=0.0)]
+            torch.optim.AdamW(rest, lr=cfg.lr / 5, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def lr_factor(step, steps):

@@ -410,7 +410,7 @@ def show(windows, batch, tokenizer, corner=16):
     for name, part in batch._asdict().items():
         if part.dtype == torch.bool:
             say(f"{name:8}  of the first {corner} positions: a row per query, # where it may look")
-            for row in part.view(-1, *part.shape[-2:])[0, :corner, :corner].tolist():
+            for row in part.reshape(-1, *part.shape[-2:])[0, :corner, :corner].tolist():
                 say(" " * 10 + "".join("#" if may else "." for may in row))
         elif name != "kind":
             say(f"{name:8}  {line(part[0])}")
