@@ -38,14 +38,14 @@ CODE_LENGTH = "val_loss"    # the loss that spells a whole text: it has a perple
 # -------------------------------------------------------- 2 config
 @dataclass
 class Config:
-    steps: int = 500            # optimizer steps
+    steps: int = 480            # optimizer steps
     batch_size: int = 24        # rows per step
     seq_len: int = 128          # positions per row
     d_model: int = 128          # width
     n_layer: int = 4            # blocks
     n_head: int = 2             # attention heads per block
     lr: float = 0.05            # peak rate of Muon; AdamW runs at a fifth of it
-    eval_every: int = 50        # steps between evaluations
+    eval_every: int = 60        # steps between evaluations
     seed: int = 0               # of the weights, the windows and the corruption
     device: str = "auto"        # auto, cuda, mps or cpu
     data: str = "tiny_shakespeare"  # or pydoc, stdlib, the path of a text file
@@ -265,8 +265,8 @@ def evaluate(model, text, cfg, special, max_rows=None):
     if len(KINDS) > 1:
         metrics |= {f"val_loss_{name}": (n / c).item() for name, n, c in zip(KINDS, nats, count)}
     if CODE_LENGTH in metrics:
-        nats = metrics[CODE_LENGTH]
-        metrics |= {"val_ppl": math.exp(nats), "val_bpc": nats / math.log(2)}
+        loss = metrics[CODE_LENGTH]
+        metrics |= {"val_ppl": math.exp(loss), "val_bpc": loss / math.log(2)}
     return metrics
 
 

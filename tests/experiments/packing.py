@@ -10,7 +10,7 @@ import torch
 import clm
 import common
 
-SETTINGS = dict(steps=300, eval_every=100)
+SETTINGS = dict(steps=200, eval_every=100)
 
 
 def pack(tokenizer, ids, rng):

@@ -57,13 +57,13 @@ EXPERIMENTS = {
         ),
     ),
     "packing": Experiment(
-        "speeches packed into windows, with and without document_mask, as it comes out",
+        "200 steps on packed speeches, with and without document_mask, as it comes out",
         {},
         ("val_loss",),
         lambda m: abs(m["document mask"]["val_loss"] - m["causal mask"]["val_loss"]) < 0.2,
     ),
     "smoothing": Experiment(
-        "label smoothing 0.1 against 0: unsmoothed loss and calibration error, as they come out",
+        "200 steps, label smoothing 0.1 against 0: unsmoothed loss and calibration",
         {},
         ("val_loss", "calibration_error", "confidence", "accuracy"),
         lambda m: m["0"]["val_loss"] > 0,
