@@ -10,7 +10,7 @@ import torch
 import clm
 import common
 
-SETTINGS = dict(steps=200, eval_every=100)
+SETTINGS = dict(steps=200, batch_size=8, eval_every=100)
 
 
 def pack(tokenizer, ids, rng):
@@ -41,4 +41,5 @@ def measure(seed, out):
         log = common.Log(cfg, model, tokenizer, {"corpus": "speeches", "corpus_sha256": ""})
         clm.train(model, train_text, val_text, cfg, tokenizer.special, log, batch_fn=batch_fn)
         results[label] = log.finish(clm.evaluate(model, val_text, cfg, tokenizer.special))
+    clm.make_batch = clean
     return results

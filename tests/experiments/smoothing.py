@@ -35,7 +35,18 @@ def measure(seed, out):
     results = {}
     tokenizer, _, val_text, _ = common.load_data("tiny_shakespeare", (), 129)
     for epsilon in ("0", "0.1"):
-        flags = ["--steps", "200", "--seed", str(seed), "--out", out, "--label-smoothing", epsilon]
+        flags = [
+            "--steps",
+            "200",
+            "--batch-size",
+            "8",
+            "--seed",
+            str(seed),
+            "--out",
+            out,
+            "--label-smoothing",
+            epsilon,
+        ]
         result = clm.main(flags)
         cfg = clm.Config()
         model = clm.build_model(cfg, tokenizer.vocab_size)

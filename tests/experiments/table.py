@@ -16,7 +16,7 @@ class Experiment(NamedTuple):
     alone: bool = False  # nothing else may run beside it
 
 
-SHORT = "clm --steps 200 --eval-every 20"
+SHORT = "clm --steps 200 --batch-size 8 --eval-every 20"
 UNIGRAM, BIGRAM = 3.313, 2.453  # nats per character of tiny_shakespeare
 
 EXPERIMENTS = {
@@ -30,7 +30,7 @@ EXPERIMENTS = {
         ),
     ),
     "clm-pitfalls": Experiment(
-        "200 steps: clean beats bigram, no-shift -> 0, no-mask -> h/T, uniform-text at ln V",
+        "200 steps of 8 rows: clean < bigram, no-shift -> 0, no-mask -> h/T, uniform-text: ln V",
         {
             "clean": SHORT,
             **{
@@ -57,13 +57,13 @@ EXPERIMENTS = {
         ),
     ),
     "packing": Experiment(
-        "200 steps on packed speeches, with and without document_mask, as it comes out",
+        "200 steps of 8 rows of packed speeches, with and without document_mask, as it comes out",
         {},
         ("val_loss",),
         lambda m: abs(m["document mask"]["val_loss"] - m["causal mask"]["val_loss"]) < 0.2,
     ),
     "smoothing": Experiment(
-        "200 steps, label smoothing 0.1 against 0: unsmoothed loss and calibration",
+        "200 steps of 8 rows, label smoothing 0.1 against 0: unsmoothed loss and calibration",
         {},
         ("val_loss", "calibration_error", "confidence", "accuracy"),
         lambda m: m["0"]["val_loss"] > 0,
