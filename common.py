@@ -222,7 +222,8 @@ def check(cfg):
 # -------------------------------------------------------- device
 def pick_device(name="auto"):
     """The one place that chooses: cuda, then mps, then cpu.  Raises Refusal if name is absent."""
-    found = [d for d in ("cuda", "mps") if getattr(torch, d).is_available()] + ["cpu"]
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    found = [device for device, here in found.items() if here] + ["cpu"]
     name = found[0] if name == "auto" else name
     if name not in found:
         raise Refusal(f"--device {name}: this machine and this torch have {', '.join(found)}")
