@@ -292,6 +292,13 @@ def load(path, model, tokenizer, cfg):
 
 
 # -------------------------------------------------------- log
+def cell(value):
+    """A value of the log, short."""
+    if isinstance(value, float):
+        return f"{value:.4f}" if value < 100 else f"{value:,.0f}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+
 class Log:
     """Terminal lines, log.csv, ckpt.pt and result.json of one run; with --load none of the files.
 
@@ -351,18 +358,18 @@ class Log:
                "tokens_per_s": round(self.tokens / self.train_seconds) if step else None}
         self.rows.append(row)
         table = csv.DictWriter(self.csv, row)
-        shown = {name.removeprefix("val_loss_"): "-" if value is None else f"{value:,}"
-                 if isinstance(value, int) else f"{value:.4f}" for name, value in row.items()
-                 if name not in ("lr", "train_seconds")}
         if len(self.rows) == 1:
             table.writeheader()
-            say("".join(f"{name:>13}" for name in [*shown, "time left"]))
         table.writerow(row)
         self.csv.flush()
         self.save()
         left = (time.perf_counter() - self.begun) / max(step, 1) * (self.cfg.steps - step)
-        clock = f"{int(left) // 60}:{int(left) % 60:02}" if step else "-"
-        say("".join(f"{cell:>13}" for cell in [*shown.values(), clock]))
+        cells = {name.replace("_loss", "").replace("_per_", "/"): value
+                 for name, value in row.items() if name not in ("lr", "train_seconds")}
+        cells["left"] = f"{int(left) // 60}:{int(left) % 60:02}" if step else None
+        if len(self.rows) == 1:
+            say(" ".join(f"{name:>{max(7, len(name))}}" for name in cells))
+        say(" ".join(f"{cell(value):>{max(7, len(name))}}" for name, value in cells.items()))
         self.mark = time.perf_counter()
 
     def save(self):

@@ -266,7 +266,7 @@ def test_step_0_costs_ln_V_to_four_decimals(data):
 
 def test_clean_training_beats_unigram_then_bigram(data, tmp_path):
     unigram, bigram = entropies(torch.cat(data[1:]))
-    _, log = fit(data, tmp_path, 200, eval_every=50)
+    _, log = fit(data, tmp_path, 150, eval_every=50)
     assert log.rows[0]["train_loss"] is None and log.rows[1]["val_loss"] < unigram
     assert log.rows[-1]["val_loss"] < bigram
 
@@ -336,21 +336,20 @@ def test_unshifted_targets_fall_to_zero_not_to_ln_V_while_the_task_is_lost(data,
 
 
 def test_without_the_mask_training_copies_the_future(data, tmp_path):
-    model, log = fit(data, tmp_path, 200, "no-mask")
-    clean = 4.2  # h <= ln V, so that h / T <= 0.13
-    assert end(log) < clean / 32 + 0.05
+    model, log = fit(data, tmp_path, 120, "no-mask")
+    assert end(log) < math.log(data[0].vocab_size) / 32 + 0.05  # h / T, and h is at most ln V
     assert losses_on(model, data[2][: 200 * 33]) > 3
 
 
 def test_shuffled_labels_plateau_at_the_unigram_entropy_not_at_ln_V(data, tmp_path):
     unigram, bigram = entropies(data[1])
-    _, log = fit(data, tmp_path, 150, "shuffled-labels")
+    _, log = fit(data, tmp_path, 100, "shuffled-labels")
     assert abs(end(log, 50) - unigram) < 0.05
 
 
 def test_double_shift_still_learns_but_higher(data, tmp_path):
     unigram, bigram = entropies(torch.cat(data[1:]))
-    _, log = fit(data, tmp_path, 200, "double-shift")
+    _, log = fit(data, tmp_path, 150, "double-shift")
     assert bigram + 0.1 < end(log) < unigram - 0.2
     batch = clm.double_shift(torch.tensor([[7, 4, 4, 2]]), Config(), {}, rng())
     assert batch.idx.tolist() == [[7, 4, 4]] and batch.targets.tolist() == [[4, 2, IGNORE]]

@@ -296,7 +296,8 @@ def test_a_run_leaves_log_checkpoint_and_result(run, tmp_path, capsys):
     assert [row["step"] for row in rows] == ["0", "2", "3"]
     assert list(rows[0])[:3] == ["step", "train_loss", "val_loss"]
     shown = capsys.readouterr().out
-    assert result["corpus_sha256"][:8] in shown.splitlines()[0] and "time left" in shown
+    assert max(map(len, shown.split("log and weights")[1].splitlines()[1:5])) <= 80
+    assert result["corpus_sha256"][:8] in shown.splitlines()[0] and " left\n" in shown
 
 
 def test_load_gives_the_same_numbers_and_writes_nothing(run, tmp_path):
