@@ -54,15 +54,12 @@ def run(name):
             for label, metrics in answer.items():
                 results.setdefault(label, []).append(metrics)
     means = {}
-    print(f"{'':24}" + "".join(f"{metric:>26}" for metric in experiment.shown))
+    print(f"| run | {' | '.join(experiment.shown)} |\n|{'---|' * (1 + len(experiment.shown))}")
     for label, seeds in results.items():
         values = {metric: [m.get(metric, math.nan) for m in seeds] for metric in experiment.shown}
         means[label] = {metric: statistics.fmean(v) for metric, v in values.items()}
-        cells = [
-            f"{means[label][metric]:.4f} [{min(v):.4f}, {max(v):.4f}]"
-            for metric, v in values.items()
-        ]
-        print(f"{label:24}" + "".join(f"{cell:>26}" for cell in cells))
+        cells = [f"{statistics.fmean(v):.4f} [{min(v):.4f}, {max(v):.4f}]" for v in values.values()]
+        print(f"| {label} | {' | '.join(cells)} |")
     seen = bool(experiment.seen(means))
     print(
         f"{'seen' if seen else 'NOT SEEN'}; mean [range], {experiment.seeds} seeds, "

@@ -1,0 +1,23 @@
+"""The README's numbers, from the default runs: python -m pytest -m slow (minutes per script)."""
+
+import importlib
+import os
+
+import pytest
+import torch
+
+DEFAULTS = {"clm": (1.595, 0.02)}  # script -> validation loss and its tolerance over seeds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", DEFAULTS)
+def test_the_default_run_gives_the_number_of_the_readme(script, corpus, tmp_path):
+    if corpus != "tiny_shakespeare":
+        pytest.skip("the numbers are those of tiny_shakespeare")
+    torch.set_num_threads(os.cpu_count())
+    try:
+        result = importlib.import_module(script).main(["--out", str(tmp_path)])
+    finally:
+        torch.set_num_threads(1)
+    expected, tolerance = DEFAULTS[script]
+    assert result["val_loss"] == pytest.approx(expected, abs=tolerance)
