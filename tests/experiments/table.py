@@ -17,6 +17,7 @@ class Experiment(NamedTuple):
 
 
 SHORT = "clm --steps 200 --eval-every 20"
+SHORT_MLM = "mlm --steps 200 --eval-every 20"
 UNIGRAM, BIGRAM = 3.313, 2.453  # nats per character of tiny_shakespeare
 
 EXPERIMENTS = {
@@ -80,5 +81,42 @@ EXPERIMENTS = {
         ),
         seeds=1,
         alone=True,
+    ),
+    # mlm.py
+    "mlm": Experiment(
+        "default run: below the entropy given both neighbours, 1.477; step 0 at ln 67",
+        {"mlm": "mlm"},
+        ("val_loss", *(f"val_loss_{kind}" for kind in ("mask", "random", "keep")), "step0_loss"),
+        lambda m: (
+            m["mlm"]["val_loss"] < 1.477 and abs(m["mlm"]["step0_loss"] - math.log(67)) < 5e-5
+        ),
+    ),
+    "mlm-pitfalls": Experiment(
+        "200 steps, training loss: causal worse by > 0.25, not zero; score-all several times lower",
+        {
+            "clean": SHORT_MLM,
+            **{
+                name: f"{SHORT_MLM} --pitfall {name}"
+                for name in ("causal", "score-all", "labels-after-masking")
+            },
+        },
+        ("train_loss", "val_loss"),
+        lambda m: (
+            m["causal"]["train_loss"] > m["clean"]["train_loss"] + 0.25
+            and m["score-all"]["train_loss"] < m["clean"]["train_loss"] / 3
+            and m["labels-after-masking"]["train_loss"] < 0.01
+        ),
+    ),
+    "masking": Experiment(
+        "300 steps: 80/10/10, MASK only, rate 0.4, as they come out; never applied learns to copy",
+        {},
+        ("val_loss", "val_loss_mask", "val_loss_keep", "mask_only", "visible", "train_loss"),
+        lambda m: m["never applied"]["train_loss"] < 0.01 and m["never applied"]["mask_only"] > 3,
+    ),
+    "classify": Experiment(
+        "who says this speech? from scratch, MLM at CLS, MLM mean, CLM mean, as they come out",
+        {},
+        ("accuracy", "speeches"),
+        lambda m: m["MLM, mean"]["accuracy"] > m["majority class"]["accuracy"],
     ),
 }
