@@ -198,7 +198,8 @@ def test_rate_1_selects_every_character_of_the_smallest_windows(shape):
 
 
 def test_a_hundred_steps_of_one_tiny_window_are_finite(mlm_data, tmp_path):
-    _, log = fit(mlm_data, tmp_path, 100, batch_size=1, seq_len=8, eval_every=50, n_layer=1)
+    one = dict(batch_size=1, seq_len=8, n_layer=1, d_model=16)
+    _, log = fit(mlm_data, tmp_path, 100, eval_every=50, **one)
     assert all(math.isfinite(loss) for loss in log.losses) and log.skipped < 50
     assert all(math.isfinite(row["val_loss"]) for row in log.rows)
 
@@ -315,7 +316,7 @@ def test_step_0_costs_ln_V_with_the_specials_for_every_fate(mlm_data):
 @pytest.fixture(scope="session")
 def logs(mlm_data, tmp_path_factory):
     """name -> log of a short run: the clean one, and the same with causal attention"""
-    longer = dict(steps=240, eval_every=80, batch_size=32, n_head=2)
+    longer = dict(steps=220, eval_every=110, batch_size=32, n_head=2)
     return {
         name: fit(mlm_data, tmp_path_factory.mktemp("run"), pitfall=name, **longer)[1]
         for name in ("clean", "causal")
@@ -353,7 +354,7 @@ def uniform_run(tmp_path, batch_fn=None, steps=200):
     data = digits, windows((100_000,)), windows((4000,))
     small = dict(d_model=32, n_layer=1, batch_size=32, lr=0.02)
     model, log = fit(data, tmp_path, steps, batch_fn=batch_fn, **small)
-    fresh = torch.randint(10, (6000, 31), generator=rng(5))
+    fresh = torch.randint(10, (3000, 31), generator=rng(5))
     batch = (batch_fn or mlm.make_batch)(fresh, Config(), digits.special, rng(6))
     with torch.no_grad():
         nll = loss_fn(model, batch, Config())[1]
@@ -404,7 +405,7 @@ def test_causal_mask_makes_mlm_worse_not_zero(logs):
 
 
 def test_scoring_all_looks_several_times_better(mlm_data, logs, tmp_path):
-    _, log = fit(mlm_data, tmp_path, 100, "score-all")
+    _, log = fit(mlm_data, tmp_path, 80, "score-all")
     assert end(log) < end(logs["clean"]) / 3
 
 
