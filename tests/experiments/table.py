@@ -117,6 +117,6 @@ EXPERIMENTS = {
         "who says this speech? from scratch, MLM at CLS, MLM mean, CLM mean, as they come out",
         {},
         ("accuracy", "speeches"),
-        lambda m: m["MLM, mean"]["accuracy"] > m["majority class"]["accuracy"],
+        lambda m: m["MLM, at CLS"]["accuracy"] > m["majority class"]["accuracy"],
     ),
 }
