@@ -263,7 +263,8 @@ def evaluate(model, text, cfg, special, max_rows=None):
         count += torch.bincount(kind, minlength=len(KINDS))
     metrics = {"val_loss": (nats.sum() / count.sum()).item()}
     if len(KINDS) > 1:
-        metrics |= {f"val_loss_{name}": (n / c).item() for name, n, c in zip(KINDS, nats, count)}
+        means = (nats / count).tolist()
+        metrics |= {f"val_loss_{k}": mean for k, mean in zip(KINDS, means) if mean == mean}
     if CODE_LENGTH in metrics:
         loss = metrics[CODE_LENGTH]
         metrics |= {"val_ppl": math.exp(loss), "val_bpc": loss / math.log(2)}

@@ -16,7 +16,18 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 ORDER = "clm mlm prefix_lm t5_span ul2 fim mtp continued_pretrain bart".split()
 SHARED_FIELDS = "Config, shared fields"
-DIFFERS = {}  # name -> why its text is not the same everywhere
+DIFFERS = {  # name -> why its text is not the same everywhere
+    "SPECIALS": "Each objective has its own tokens beside the characters.",
+    "KINDS": "What can be scored depends on the objective.",
+    "CODE_LENGTH": "Only some objectives spell a whole text.",
+    "raw_len": "How many characters become seq_len positions depends on the corruption.",
+    "make_batch": "The corruption is the objective.",
+    "attention_mask": "Who sees whom is part of the objective.",
+    "loss_fn": "What is scored is part of the objective.",
+    "read_prompt": "A prompt is continued here and has gaps to fill there.",
+    "show_off": "The read-out shows what only this objective can do.",
+    "PITFALLS": "Each objective has its own mistakes.",
+}
 
 
 def names(node):

@@ -16,7 +16,7 @@ class Experiment(NamedTuple):
     alone: bool = False  # nothing else may run beside it
 
 
-SHORT = "clm --steps 200 --batch-size 8 --eval-every 20"
+SHORT = "--steps 200 --batch-size 8 --eval-every 20"
 UNIGRAM, BIGRAM = 3.313, 2.453  # nats per character of tiny_shakespeare
 
 EXPERIMENTS = {
@@ -32,9 +32,9 @@ EXPERIMENTS = {
     "clm-pitfalls": Experiment(
         "200 steps of 8 rows: clean < bigram, no-shift -> 0, no-mask -> h/T, uniform-text: ln V",
         {
-            "clean": SHORT,
+            "clean": f"clm {SHORT}",
             **{
-                name: f"{SHORT} --pitfall {name}"
+                name: f"clm {SHORT} --pitfall {name}"
                 for name in (
                     "no-shift",
                     "double-shift",
@@ -80,5 +80,42 @@ EXPERIMENTS = {
         ),
         seeds=1,
         alone=True,
+    ),
+    # mlm.py
+    "mlm": Experiment(
+        "default run: below the entropy given both neighbours, 1.477; step 0 at ln 67",
+        {"mlm": "mlm"},
+        ("val_loss", *(f"val_loss_{kind}" for kind in ("mask", "random", "keep")), "step0_loss"),
+        lambda m: (
+            m["mlm"]["val_loss"] < 1.477 and abs(m["mlm"]["step0_loss"] - math.log(67)) < 5e-5
+        ),
+    ),
+    "mlm-pitfalls": Experiment(
+        "200 steps of 8 rows: causal worse by > 0.25, not zero; score-all several times lower",
+        {
+            "clean": f"mlm {SHORT}",
+            **{
+                name: f"mlm {SHORT} --pitfall {name}"
+                for name in ("causal", "score-all", "labels-after-masking")
+            },
+        },
+        ("train_loss", "val_loss"),
+        lambda m: (
+            m["causal"]["train_loss"] > m["clean"]["train_loss"] + 0.25
+            and m["score-all"]["train_loss"] < m["clean"]["train_loss"] / 3
+            and m["labels-after-masking"]["train_loss"] < 0.01
+        ),
+    ),
+    "masking": Experiment(
+        "200 steps of 8 rows: 80/10/10, MASK only, rate 0.4 as they come out; never applied copies",
+        {},
+        ("val_loss", "val_loss_mask", "val_loss_keep", "mask_only", "visible", "train_loss"),
+        lambda m: m["never applied"]["train_loss"] < 0.01 and m["never applied"]["mask_only"] > 3,
+    ),
+    "classify": Experiment(
+        "who says this speech? from scratch, MLM at CLS, MLM mean, CLM mean, as they come out",
+        {},
+        ("accuracy", "speeches"),
+        lambda m: m["majority class"]["speeches"] > 300,
     ),
 }
