@@ -104,18 +104,13 @@ def document_mask(idx, eot):
 
 
 # -------------------------------------------------------- 5 loss: which positions are scored?
-def token_nll(logits, targets, smoothing=0.0):
+def token_nll(logits, targets):
     """Negative log-likelihood of each target in nats, 0 where it is IGNORE.
 
     (B, T, V), (B, T) -> (B, T)
-
-    smoothing: the right class gets 1 - smoothing, each other one smoothing / (V - 1).
     """
-    V = logits.shape[-1]
-    # torch spreads its share over all V classes, the right one included: it takes more of it
-    eps = smoothing * V / max(V - 1, 1)
     nll = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none",
-                          ignore_index=IGNORE, label_smoothing=eps)
+                          ignore_index=IGNORE)
     return nll.view(targets.shape)
 
 
@@ -124,12 +119,25 @@ def mean_nll(nll, targets):
     return nll.sum() / (targets != IGNORE).sum().clamp(min=1)
 
 
+def smooth_nll(logits, targets, smoothing):
+    """token_nll of a soft target: 1 - smoothing for its class, smoothing / (V - 1) for each other.
+
+    (B, T, V), (B, T) -> (B, T)
+    """
+    V = logits.shape[-1]
+    # torch spreads its share over all V classes, the right one included: it takes more of it
+    nll = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none",
+                          ignore_index=IGNORE, label_smoothing=smoothing * V / (V - 1))
+    return nll.view(targets.shape)
+
+
 def loss_fn(model, batch, cfg):
     """Score every position.  -> loss to minimise, nll (B, T) to report (never smoothed)"""
     logits = model(batch.idx, batch.mask)               # (B, T, V)
     nll = token_nll(logits, batch.targets)
-    smooth = token_nll(logits, batch.targets, cfg.label_smoothing) if cfg.label_smoothing else nll
-    return mean_nll(smooth, batch.targets), nll
+    if not cfg.label_smoothing:
+        return mean_nll(nll, batch.targets), nll
+    return mean_nll(smooth_nll(logits, batch.targets, cfg.label_smoothing), batch.targets), nll
 
 
 # -------------------------------------------------------- 6 model

@@ -127,18 +127,13 @@ def attention_mask(T):
 
 
 # -------------------------------------------------------- 5 loss: which positions are scored?
-def token_nll(logits, targets, smoothing=0.0):
+def token_nll(logits, targets):
     """Negative log-likelihood of each target in nats, 0 where it is IGNORE.
 
     (B, T, V), (B, T) -> (B, T)
-
-    smoothing: the right class gets 1 - smoothing, each other one smoothing / (V - 1).
     """
-    V = logits.shape[-1]
-    # torch spreads its share over all V classes, the right one included: it takes more of it
-    eps = smoothing * V / max(V - 1, 1)
     nll = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none",
-                          ignore_index=IGNORE, label_smoothing=eps)
+                          ignore_index=IGNORE)
     return nll.view(targets.shape)
 
 

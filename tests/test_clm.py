@@ -19,6 +19,7 @@ from clm import (
     loss_fn,
     make_batch,
     mean_nll,
+    smooth_nll,
     token_nll,
 )
 
@@ -221,7 +222,7 @@ def test_all_targets_ignored_is_zero_not_nan():
 def test_label_smoothing_by_hand():
     logits = torch.tensor([[[0.7, 0.1, 0.1, 0.1]]]).log()
     by_hand = -(0.9 * math.log(0.7) + 3 * 0.1 / 3 * math.log(0.1))
-    got = token_nll(logits, torch.tensor([[0]]), 0.1).item()
+    got = smooth_nll(logits, torch.tensor([[0]]), 0.1).item()
     assert got == pytest.approx(by_hand, abs=1e-6) == pytest.approx(0.551266, abs=1e-6)
     # torch's own argument means something else
     assert F.cross_entropy(
@@ -233,7 +234,7 @@ def test_label_smoothing_has_a_floor_above_zero_and_ignores_what_is_ignored():
     best = torch.full((65,), 0.1 / 64)
     best[5] = 0.9
     targets = torch.tensor([[5, IGNORE]])
-    nll = token_nll(best.log().expand(1, 2, 65), targets, 0.1)
+    nll = smooth_nll(best.log().expand(1, 2, 65), targets, 0.1)
     assert nll[0].tolist() == pytest.approx([0.74097, 0], abs=1e-5)
 
 
