@@ -137,7 +137,7 @@ class CharTokenizer:
         Raises Refusal that names the unknown characters.
         """
         if unknown := sorted(set(text) - set(self.ids)):
-            names = " ".join(map(ascii, unknown))
+            names = " ".join(map(repr, unknown))
             raise Refusal(f"not among the {len(self.ids)} characters of this text: {names}")
         return torch.tensor([self.ids[char] for char in text], dtype=torch.long)
 

@@ -171,7 +171,7 @@ def test_text_that_spells_a_special_is_ordinary_text():
 
 
 def test_unknown_characters_are_named():
-    with pytest.raises(Refusal, match=r"'\\xe9' '\\u20ac'"):
+    with pytest.raises(Refusal, match="'é' '€'"):
         CharTokenizer("cafe").encode("café €fa€")
 
 
