@@ -16,7 +16,16 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 ORDER = "clm mlm prefix_lm t5_span ul2 fim mtp continued_pretrain bart".split()
 SHARED_FIELDS = "Config, shared fields"
-DIFFERS = {}  # name -> why its text is not the same everywhere
+DIFFERS = {  # name -> why its text is not the same everywhere
+    "SPECIALS": "The tokens an objective adds.",
+    "KINDS": "What a scored target can be depends on the objective.",
+    "CODE_LENGTH": "Only some losses spell a whole text.",
+    "make_batch": "The objective.",
+    "loss_fn": "Which settings reach the loss depends on the objective.",
+    "read_prompt": "Each read-out starts from something else.",
+    "show_off": "Each script shows what only its objective can do.",
+    "PITFALLS": "Each objective is broken in its own ways.",
+}
 
 
 def names(node):
