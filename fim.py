@@ -58,9 +58,9 @@ class Config:
     show: bool = False          # print one example and its mask, then stop
     pitfall: str = ""           # a deliberate mistake of section 9
     # of this objective
-    fim_rate: float = 0.9       # share of the documents that get a gap
+    fim_rate: float = 0.2       # share of the documents that get a gap
     spm_rate: float = 1.0       # share of the gaps laid out as SPM; the others are PSM
-    max_middle: int = 16        # longest middle; from seq_len on: the paper's uniform cuts
+    max_middle: int = 8         # longest middle; from seq_len on: the paper's uniform cuts
 
     def __post_init__(self):
         if self.max_middle < 1:
