@@ -58,7 +58,7 @@ class Config:
     show: bool = False          # print one example and its mask, then stop
     pitfall: str = ""           # a deliberate mistake of section 9
     # of this objective
-    fim_rate: float = 0.2       # share of the documents that get a gap
+    fim_rate: float = 0.5       # share of the documents that get a gap
     spm_rate: float = 1.0       # share of the gaps laid out as SPM; the others are PSM
     max_middle: int = 8         # longest middle; from seq_len on: the paper's uniform cuts
 
@@ -120,10 +120,15 @@ def draw_cut(n, rng, max_middle):
             return i, j
 
 
+def longest_document(cfg):
+    """Characters. Short ones hold many gaps per row, and the suffix stands near the middle."""
+    return cfg.seq_len // 4
+
+
 def draw_document(cfg, rng):
     """Length of the next document of a row, its cuts and their order.  -> n, i, j, order"""
-    # lengths vary: did EOT stand where it can be counted, nobody would look at the suffix
-    n = int(torch.randint(cfg.seq_len // 16 + 1, cfg.seq_len // 4 + 1, (), generator=rng))
+    # lengths vary: where documents have one length, the model counts its way to EOT
+    n = int(torch.randint(cfg.seq_len // 16 + 1, longest_document(cfg) + 1, (), generator=rng))
     order = "SPM" if torch.rand((), generator=rng) < cfg.spm_rate else "PSM"
     return n, *draw_cut(n, rng, cfg.max_middle), order
 
@@ -131,9 +136,9 @@ def draw_document(cfg, rng):
 def fim_row(window, documents, special):
     """Permute documents of a window, one behind the other.  (m,) -> row (m,), kind (m,)
 
-    documents: list of (n, i, j, order); order None stays as it is, and so does the text behind
-    the last. Each gap takes four places, and so much text is left out at the end of the window
-    beforehand: to cut what is permuted would cut a middle.
+    documents: list of (n, i, j, order). Where order is None the text stays as it is, and so it
+    does behind the last document. A gap takes four places: the end of the window is left out to
+    make room for them, since to cut a permuted row would cut its middle.
     """
     rows, kinds, at, room = [], [], 0, len(window)
     for n, i, j, order in documents:
@@ -375,25 +380,21 @@ def train(model, train_text, val_text, cfg, special, log, draw=draw_windows, bat
 
 
 # -------------------------------------------------------- 8 sample: what is it good for?
-def longest_fill(cfg):
-    """Places of a row that the read-out keeps for a middle and its EOT."""
-    return cfg.seq_len // 4
-
-
 def read_prompt(tokenizer, val_text, cfg):
-    """The two sides of a gap: <PRE>left<SUF>right, or text around 8 characters of validation.
+    """The two sides of a gap: <PRE>left<SUF>right, or some of the validation text.
 
     -> prefix, suffix, long.  Raises Refusal.
     """
-    room = cfg.seq_len - 3 - longest_fill(cfg)
-    prefix, suffix = val_text[: room // 2], val_text[room // 2 + 8 : room + 8]
+    room = longest_document(cfg)
+    prefix, suffix = val_text[: room // 3], val_text[room // 3 * 2 : room]
     if cfg.prompt:
         left, found, right = common.unify_newlines(cfg.prompt).partition("<SUF>")
         if not (left.startswith("<PRE>") and found):
             raise common.Refusal(f"--prompt {cfg.prompt!a}: must read <PRE>left<SUF>right")
         prefix, suffix = tokenizer.encode(left.removeprefix("<PRE>")), tokenizer.encode(right)
     if (over := len(prefix) + len(suffix) - room) > 0:
-        common.say(f"the prompt is {over} characters too long: those far from the gap are dropped")
+        common.say(f"no document of the training has more than {room} characters: {over} of the "
+                   "prompt, those far from the gap, are dropped")
         suffix = suffix[: max(room // 2, room - len(prefix))]
         prefix = prefix[max(0, len(prefix) + len(suffix) - room) :]
     return prefix, suffix
@@ -424,7 +425,7 @@ def sample(model, ids, n, seq_len, temperature, rng, top_k=0):
 def infill(model, prompt, special, cfg, rng):
     """Sample a middle until EOT.  (t,) -> middle (m,), whether it ended by itself"""
     ids = prompt.to(next(model.parameters()).device)
-    for _ in range(longest_fill(cfg)):
+    for _ in range(longest_document(cfg)):
         ids = sample(model, ids, 1, cfg.seq_len, cfg.temperature, rng)
         if ids[-1] == special["EOT"]:
             return ids[len(prompt) : -1], True

@@ -483,12 +483,12 @@ def test_no_prompt_opens_a_gap_in_the_validation_text(capsys):
 @pytest.mark.parametrize("before, after", [(200, 3), (3, 200), (200, 200)])
 def test_a_long_prompt_keeps_what_is_near_the_gap_and_the_specials(capsys, before, after):
     prefix, suffix = prompt("<PRE>" + "a" * before + "b<SUF>c" + "d" * after)
-    assert "too long" in capsys.readouterr().out
+    assert "are dropped" in capsys.readouterr().out
     row = fim_prompt(prefix, suffix, ABC.special, "PSM")
-    assert len(row) + fim.longest_fill(config()) == 64
+    assert len(prefix) + len(suffix) == fim.longest_document(config()) == 16
     text = ABC.decode(row)
     assert "b<SUF>c" in text and text.startswith("<PRE>") and text.endswith("<MID>")
-    assert len(prefix) >= min(before, 20) and len(suffix) >= min(after, 20)
+    assert len(prefix) >= min(before, 8) and len(suffix) >= min(after, 8)
 
 
 def test_infill_stops_at_eot_and_within_the_window():
@@ -498,8 +498,8 @@ def test_infill_stops_at_eot_and_within_the_window():
     ends = set()
     for seed in range(20):
         middle, ended = fim.infill(model, row, LOW, config(temperature=1.0), rng(seed))
-        assert (LOW["EOT"] not in middle.tolist()) and len(middle) <= fim.longest_fill(config())
-        assert ended or len(middle) == fim.longest_fill(config())
+        assert (LOW["EOT"] not in middle.tolist()) and len(middle) <= fim.longest_document(config())
+        assert ended or len(middle) == fim.longest_document(config())
         ends.add(ended)
     assert True in ends
 
