@@ -7,9 +7,15 @@ Objective
     The middle now stands behind both of its neighbours. All parts are scored, EOT always: it says
     that the middle has met its suffix.
 
-Expect (nats per character of the same middles, same prefix, same model; tiny_shakespeare)
-    4.234   ln 69: step 0
-EXPECT
+Expect (nats per character of the same middles behind the same prefix; tiny_shakespeare)
+    steps   from the left   with its prompt   another text's suffix   plain rows
+    500     1.752           1.735             1.747                   1.69, clm.py has 1.59
+    1500    1.656           1.630             1.658                   1.57
+    Two minutes teach the model to read the suffix a little, and the plain rows pay for it: each
+    gap takes text from them. At a fim_rate of 0.2 they come to 1.63, and the prompt gains nothing
+    on reading from the left. Short documents are what teaches: with one of 64 to 125 characters
+    in a row, another suffix costs 0.001 more after 500 steps. No row is read as PSM by default.
+
 Source
     Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle",
     arXiv 2207.14255, section 3 and appendix D (SPM, second variant).
