@@ -9,8 +9,9 @@ Objective
 
 Expect (nats per character of the same middles behind the same prefix; tiny_shakespeare)
     steps   from the left   with its prompt   another text's suffix   plain rows
-    500     1.752           1.735             1.747                   1.69, clm.py has 1.59
-    1500    1.656           1.630             1.658                   1.57
+    0       4.174           4.174             4.174                   4.234 = ln 69
+    500     1.751           1.740             1.752                   1.684, clm.py has 1.594
+    1500    1.656           1.630             1.658                   1.569
     Two minutes teach the model to read the suffix a little, and the plain rows pay for it: each
     gap takes text from them. At a fim_rate of 0.2 they come to 1.63, and the prompt gains nothing
     on reading from the left. Short documents are what teaches: with one of 64 to 125 characters
