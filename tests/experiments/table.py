@@ -118,4 +118,62 @@ EXPERIMENTS = {
         ("accuracy", "speeches"),
         lambda m: m["majority class"]["speeches"] > 300,
     ),
+    # fim.py
+    "fim": Experiment(
+        "default run: the middle costs less than from the left, and more with a wrong suffix",
+        {"fim": "fim", "clm": "clm"},
+        (
+            *("val_loss", "val_middle_fim", "val_middle_ltr", "val_middle_wrong_suffix"),
+            *("stop_rate", "length_ratio", "val_eot_at_end", "val_eot_inside"),
+        ),
+        lambda m: (
+            m["fim"]["val_loss"] <= m["clm"]["val_loss"] + 0.03
+            and m["fim"]["val_middle_fim"] < m["fim"]["val_middle_ltr"]
+            and m["fim"]["val_middle_fim"] + 0.01 <= m["fim"]["val_middle_wrong_suffix"]
+            and m["fim"]["stop_rate"] >= 0.8
+            and 0.5 <= m["fim"]["length_ratio"] <= 2
+            and m["fim"]["val_eot_at_end"] < m["fim"]["val_eot_inside"] - 0.2
+        ),
+    ),
+    "fim-rates": Experiment(
+        "300 steps: what the share of documents with a gap costs on plain rows, as it comes out",
+        {f"rate {rate}": f"fim --steps 300 --fim-rate {rate}" for rate in (0.0, 0.5, 0.9, 1.0)},
+        ("val_loss", "val_middle_fim", "val_middle_ltr", "val_middle_wrong_suffix", "stop_rate"),
+        lambda m: m["rate 0.0"]["val_loss"] < m["rate 1.0"]["val_loss"],
+    ),
+    "fim-pitfalls": Experiment(
+        "300 steps: cut-end never stops, middle-only loses the plain text, untrained ids never end",
+        {
+            "clean": "fim --steps 300",
+            **{
+                name: f"fim --steps 300 --pitfall {name}"
+                for name in ("cut-end", "middle-only", "tokens-not-added")
+            },
+        },
+        ("val_loss", "val_middle_fim", "val_middle_ltr", "stop_rate", "val_eot_at_end"),
+        lambda m: (
+            m["cut-end"]["stop_rate"] == m["tokens-not-added"]["stop_rate"] == 0
+            and m["middle-only"]["val_loss"] > m["clean"]["val_loss"] + 0.3
+        ),
+    ),
+    "fim-gaps": Experiment(
+        "greedy fills of 1-3, 4-8, 9-15 characters, all of them right, as it comes out",
+        {},
+        ("infilled", "from_the_left", "clm"),
+        lambda m: m["1-3"]["infilled"] >= m["9-15"]["infilled"],
+    ),
+    "fim-curve": Experiment(
+        "2500 steps: the gain of the right suffix over a wrong one grows with training",
+        {},
+        ("gain", "val_middle_fim", "val_middle_ltr", "val_middle_wrong_suffix"),
+        lambda m: m["step 2500"]["gain"] >= 0.01 > m["step 0"]["gain"],
+        seeds=1,
+    ),
+    "fim-lab": Experiment(
+        "rate 0.3, 3000 steps, both orders, the king prompt in both, as it comes out",
+        {},
+        ("val_loss", "val_middle_fim", "val_middle_ltr", "val_middle_wrong_suffix", "changed"),
+        lambda m: m["both orders"]["stop_rate"] > 0,
+        seeds=1,
+    ),
 }
