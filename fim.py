@@ -12,10 +12,10 @@ Expect (nats per character of the same middles behind the same prefix; tiny_shak
     0       4.174           4.174             4.174                   4.234 = ln 69
     500     1.751           1.740             1.752                   1.684, clm.py has 1.594
     1500    1.656           1.630             1.658                   1.569
-    Two minutes teach the model to read the suffix a little, and the plain rows pay for it: each
-    gap takes text from them. At a fim_rate of 0.2 they come to 1.63, and the prompt gains nothing
-    on reading from the left. Short documents are what teaches: with one of 64 to 125 characters
-    in a row, another suffix costs 0.001 more after 500 steps. No row is read as PSM by default.
+    One seed. 500 steps teach the model to read the suffix a little, and the plain rows pay for it:
+    each gap takes text from them. At a fim_rate of 0.2 they come to 1.63 and the prompt gains
+    nothing on reading from the left. Documents are short because with one of 64 to 125 characters
+    per row another suffix made no difference after 500 steps. No row is read as PSM by default.
 
 Source
     Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle",

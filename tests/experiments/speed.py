@@ -133,4 +133,4 @@ def measure(seed, out):
     return results
 
 
-SHORT = "--seq-len 64 --n-layer 3 --steps 220 --lr 0.04 --eval-every 220"
+SHORT = "--seq-len 64 --d-model 96 --n-layer 3 --steps 240 --eval-every 240"
