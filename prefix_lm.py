@@ -85,7 +85,7 @@ def make_batch(windows, cfg, special, rng):
     """
     idx, targets = windows[:, :-1], windows[:, 1:]      # the shift: here and nowhere else
     prefix_len = draw_prefix_len(*idx.shape, rng)       # (B,)
-    # only the first character behind the prefix is predicted by a position that looked ahead
+    # the first suffix character is predicted by a position of the prefix: reported apart
     rest = torch.arange(idx.shape[1]) >= prefix_len[:, None]            # (B, T)
     return Batch(idx, score_suffix(targets, prefix_len), rest.long(),
                  prefix_mask(prefix_len, idx.shape[1]))

@@ -17,10 +17,14 @@ HERE = Path(__file__).resolve().parent.parent
 ORDER = "clm mlm prefix_lm t5_span ul2 fim mtp continued_pretrain bart".split()
 SHARED_FIELDS = "Config, shared fields"
 DIFFERS = {  # name -> why its text is not the same everywhere
+    "SPECIALS": "Each objective has its own tokens beside the characters.",
     "KINDS": "What can be scored depends on the objective.",
     "CODE_LENGTH": "Only some objectives spell a whole text.",
+    "Batch": "An encoder-decoder reads two texts.",
+    "raw_len": "How many characters become seq_len positions depends on the corruption.",
     "make_batch": "The corruption is the objective.",
     "loss_fn": "What is scored is part of the objective.",
+    "build_model": "An encoder-decoder is another network.",
     "read_prompt": "A prompt is continued here and has gaps to fill there.",
     "sample": "The prefix LM reads the prompt both ways.",
     "show_off": "The read-out shows what only this objective can do.",
