@@ -5,11 +5,11 @@ Objective
 
 Expect (nats per target, tiny_shakespeare; targets are cut characters, sentinels and EOS)
     4.595   ln 99: step 0, a uniform guess among 65 characters, 32 sentinels, BOS and EOS
-    @@@@    end of the default run, whole validation split: @@@@ content, @@@@ sentinel, @@@@ EOS
+    2.333   end of the default run, whole validation split: 2.93 content, 0.88 sentinel, 0.01 EOS
 
 Source
     Raffel et al. 2019, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
-    Transformer", section 3.1.4; lengths and draws as in their code, t5/data/preprocessors.py.
+    Transformer", sections 3.1.4, 3.3.4; counts and draws as in their t5/data/preprocessors.py.
 
 Run
     python t5_span.py                           # train two minutes, then fill gaps
