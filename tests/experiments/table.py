@@ -181,4 +181,85 @@ EXPERIMENTS = {
         lambda m: m["both orders"]["stop_rate"] > 0,
         seeds=1,
     ),
+    # prefix_lm.py
+    "prefix-lm": Experiment(
+        "default run: the suffix costs less than the bigram entropy; step 0 at ln 65",
+        {"prefix_lm": "prefix_lm"},
+        ("val_loss", "val_loss_first", "val_loss_rest", "step0_loss"),
+        lambda m: (
+            m["prefix_lm"]["val_loss"] < BIGRAM
+            and abs(m["prefix_lm"]["step0_loss"] - math.log(65)) < 5e-5
+        ),
+    ),
+    "prefix-lm-pitfalls": Experiment(
+        "200 steps of 8 rows: score-prefix looks lower; late-start harms the first character only",
+        {
+            "clean": f"prefix_lm {SHORT}",
+            **{
+                name: f"prefix_lm {SHORT} --pitfall {name}"
+                for name in ("score-prefix", "late-start")
+            },
+        },
+        ("train_loss", "val_loss", "val_loss_first", "val_loss_rest"),
+        lambda m: (
+            m["score-prefix"]["train_loss"] < 0.75 * m["clean"]["train_loss"]
+            and m["late-start"]["val_loss_first"] - m["clean"]["val_loss_first"]
+            > m["late-start"]["val_loss_rest"] - m["clean"]["val_loss_rest"] + 0.03
+        ),
+    ),
+    "mixed-masks": Experiment(
+        "200 steps of 8 rows: beside clm; all-true mask collapses; mixed masks, as they come out",
+        {},
+        ("train_loss", "prefix", "causal_suffix", "causal"),
+        lambda m: (
+            m["everyone sees all"]["train_loss"] < 0.3 and m["everyone sees all"]["prefix"] > 3
+        ),
+    ),
+    # t5_span.py
+    "t5": Experiment(
+        "default run: content below the unigram entropy; step 0 at ln 99",
+        {"t5_span": "t5_span"},
+        (
+            "val_loss",
+            *(f"val_loss_{kind}" for kind in ("content", "sentinel", "eos")),
+            "step0_loss",
+        ),
+        lambda m: (
+            m["t5_span"]["val_loss_content"] < UNIGRAM
+            and abs(m["t5_span"]["step0_loss"] - math.log(99)) < 5e-5
+        ),
+    ),
+    "t5-pitfalls": Experiment(
+        "200 steps of 8 rows: unshifted-decoder -> 0, causal-off -> near 0, the task lost in both",
+        {
+            "clean": f"t5_span {SHORT}",
+            **{
+                name: f"t5_span {SHORT} --pitfall {name}"
+                for name in ("unshifted-decoder", "causal-off")
+            },
+        },
+        ("train_loss", "val_loss", "val_loss_content"),
+        lambda m: (
+            m["unshifted-decoder"]["train_loss"] < 0.01
+            and m["causal-off"]["train_loss"] < 0.1
+            and m["unshifted-decoder"]["val_loss"] > math.log(99)
+            and m["causal-off"]["val_loss"] > m["clean"]["val_loss"] + 1
+        ),
+    ),
+    "t5-density": Experiment(
+        "200 steps of 8 rows, noise density 0.15, 0.3, 0.5: a cut character costs more each time",
+        {d: f"t5_span {SHORT} --noise-density {d}" for d in ("0.15", "0.3", "0.5")},
+        ("val_loss", "val_loss_content", "val_loss_sentinel", "train_seconds"),
+        lambda m: (
+            m["0.15"]["val_loss_content"]
+            < m["0.3"]["val_loss_content"]
+            < m["0.5"]["val_loss_content"]
+        ),
+    ),
+    "sentinels": Experiment(
+        "300 steps of 8 rows: one sentinel each against one for all, as it comes out",
+        {},
+        ("val_loss", "val_loss_content", "restored", "well_formed"),
+        lambda m: m["one each"]["restored"] > 0,
+    ),
 }
