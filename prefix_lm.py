@@ -8,7 +8,7 @@ Expect (nats per suffix character, tiny_shakespeare; the entropies are propertie
     4.174   ln 65: step 0, a uniform guess
     3.313   unigram entropy: knows how frequent each character is
     2.453   bigram entropy: also knows the previous character
-    1.70    end of the default run, on the whole validation split; 1.75 the first character
+    1.70    480 steps, on the whole validation split; 1.75 the first character
 
 Source
     Raffel et al. 2019, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text

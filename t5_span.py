@@ -5,7 +5,9 @@ Objective
 
 Expect (nats per target, tiny_shakespeare; targets are cut characters, sentinels and EOS)
     4.595   ln 99: step 0, a uniform guess among 65 characters, 32 sentinels, BOS and EOS
-    2.333   end of the default run, whole validation split: 2.93 content, 0.88 sentinel, 0.01 EOS
+    2.333   480 steps, whole validation split: 2.93 content, 0.88 sentinel, 0.01 EOS
+    Content is then still above the bigram entropy, 2.453: so short a run learns the format, and
+    the spelling of a gap, but hardly to look up in the text what the gap should say.
 
 Source
     Raffel et al. 2019, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
