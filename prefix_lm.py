@@ -40,14 +40,14 @@ CODE_LENGTH = None          # no loss here spells a whole text: no perplexity, n
 # -------------------------------------------------------- 2 config
 @dataclass
 class Config:
-    steps: int = 520            # optimizer steps
+    steps: int = 560            # optimizer steps
     batch_size: int = 24        # rows per step
     seq_len: int = 128          # positions per row
     d_model: int = 128          # width
     n_layer: int = 4            # blocks
     n_head: int = 2             # attention heads per block
     lr: float = 0.05            # peak rate of Muon; AdamW runs at a fifth of it
-    eval_every: int = 65        # steps between evaluations
+    eval_every: int = 70        # steps between evaluations
     seed: int = 0               # of the weights, the windows and the corruption
     device: str = "auto"        # auto, cuda, mps or cpu
     data: str = "tiny_shakespeare"  # or pydoc, stdlib, the path of a text file
