@@ -427,6 +427,10 @@ def test_interrupted_training_is_saved_evaluated_and_marked(run, monkeypatch, tm
 
 
 # -------------------------------------------------------- real processes
+def accept_ctrl_c():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(*flags, cwd=None, **env):
     return subprocess.Popen(
         [sys.executable, str(common.HERE / "clm.py"), *SMALL, *flags],
@@ -437,6 +441,8 @@ def start(*flags, cwd=None, **env):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        # a shell's background jobs ignore Ctrl-C, and their children inherit that
+        preexec_fn=None if os.name == "nt" else accept_ctrl_c,
     )
 
 
