@@ -13,7 +13,7 @@ Source
     Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", section 3.1.
 
 Run
-    python clm.py                          # train two minutes, then write
+    python clm.py                          # train two to three minutes, then write
     python clm.py --show                   # one example, the mask, what is scored; no training
     python clm.py --pitfall no-shift       # broken on purpose: what does the loss do?
     python clm.py --load runs/clm/ckpt.pt --prompt "ROMEO:"

@@ -22,7 +22,7 @@ Source
     arXiv 2207.14255, section 3 and appendix D (SPM, second variant).
 
 Run
-    python fim.py                           # train two minutes, score and fill gaps
+    python fim.py                           # train a few minutes, score and fill gaps
     python fim.py --show                    # one rearranged row; no training
     python fim.py --pitfall cut-end         # broken on purpose: nothing tells the middle to stop
     python fim.py --load runs/fim/ckpt.pt --prompt "<PRE>the king is <SUF>."

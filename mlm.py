@@ -14,7 +14,7 @@ Source
     Devlin et al. 2018, "BERT: Pre-training of Deep Bidirectional Transformers", section 3.1.
 
 Run
-    python mlm.py                               # train two minutes, then fill gaps
+    python mlm.py                               # train a few minutes, then fill gaps
     python mlm.py --show                        # one example, what is scored; no training
     python mlm.py --pitfall score-all           # broken on purpose: what does the loss do?
     python mlm.py --load runs/mlm/ckpt.pt --prompt "the k_ng is d_ad"

@@ -15,7 +15,7 @@ Source
     Transformer", section 3.2.1 for the mask, 3.2.3 for the random split.
 
 Run
-    python prefix_lm.py                             # train two minutes, then continue a prefix
+    python prefix_lm.py                             # train a few minutes, then continue a prefix
     python prefix_lm.py --show                      # one example, the mask, what is scored
     python prefix_lm.py --pitfall score-prefix      # broken on purpose: what does the loss do?
     python prefix_lm.py --load runs/prefix_lm/ckpt.pt --prompt "ROMEO:"

@@ -14,7 +14,7 @@ Source
     Transformer", sections 3.1.4, 3.3.4; counts and draws as in their t5/data/preprocessors.py.
 
 Run
-    python t5_span.py                           # train two minutes, then fill gaps
+    python t5_span.py                           # train a few minutes, then fill gaps
     python t5_span.py --show                    # one example, the masks; no training
     python t5_span.py --pitfall causal-off      # broken on purpose: what does the loss do?
     python t5_span.py --load runs/t5_span/ckpt.pt --prompt "the k___ is d___"
