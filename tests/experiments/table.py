@@ -262,4 +262,41 @@ EXPERIMENTS = {
         ("val_loss", "val_loss_content", "restored", "well_formed"),
         lambda m: m["one each"]["restored"] > 0,
     ),
+    # mtp.py
+    "mtp": Experiment(
+        "default run beside clm at equal steps and equal time: depth 1 less than 0.1 above main",
+        {},
+        (
+            *("val_loss_main", "val_loss_depth1", "accept_rate", "tokens_per_forward", "speedup"),
+            *("steps", "train_seconds", "step0_loss"),
+        ),
+        lambda m: (
+            m["mtp, equal steps"]["val_loss_depth1"] < m["mtp, equal steps"]["val_loss_main"] + 0.1
+            and abs(m["mtp, equal steps"]["step0_loss"] - math.log(65)) < 5e-5
+            and abs(m["mtp, equal time"]["train_seconds"] / m["clm"]["train_seconds"] - 1) < 0.1
+        ),
+        alone=True,
+    ),
+    "mtp-weights": Experiment(
+        "200 steps of 8 rows: weights (0 is clm.py, bit for bit) and depths, as they come out",
+        {
+            **{f"weight {w}": f"mtp {SHORT} --mtp-weight {w}" for w in ("0", "0.1", "0.3", "1")},
+            **{f"depth {d}": f"mtp {SHORT} --depth {d}" for d in ("2", "3")},
+        },
+        (
+            *(f"val_loss_{kind}" for kind in ("main", "depth1", "depth2", "depth3")),
+            *("accept_rate", "tokens_per_forward", "speedup"),
+        ),
+        lambda m: m["weight 0"]["accept_rate"] < m["weight 0.3"]["accept_rate"],
+    ),
+    "mtp-pitfalls": Experiment(
+        "200 steps of 8 rows: offset takes its depth to 0, so train to half; the true loss is high",
+        {"clean": f"mtp {SHORT}", "offset": f"mtp {SHORT} --pitfall offset"},
+        ("train_loss", "val_loss_main", "val_loss_depth1", "accept_rate", "tokens_per_forward"),
+        lambda m: (
+            m["offset"]["train_loss"] < 0.6 * m["clean"]["train_loss"]
+            and m["offset"]["val_loss_depth1"] > math.log(65)
+            and m["offset"]["accept_rate"] < 0.5 * m["clean"]["accept_rate"]
+        ),
+    ),
 }
