@@ -10,7 +10,12 @@ Objective
 Expect (nats per character, tiny_shakespeare; the entropies are properties of the text)
     4.174   ln 65: step 0, a uniform guess, main and depth alike
     2.453   bigram entropy: also knows the previous character
-    EXPECT
+    1.592   depth 1 at the end of the default run, 1.580 the main model; seed 0
+    Both estimate one entropy, since depth k reads every character up to i + k. train and val are
+    means over all targets; val_main is what compares with clm.py. That comes to 1.576 with this
+    seed, in three quarters of the time: the main model gains nothing here. What is gained is the
+    draft: 0.91 of them are right in greedy text, which runs in circles; on true text depth 1 and
+    the main model find the same character the likeliest at 0.83 of the positions.
 
 Source
     DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 2.2, eq. 21 to 25.
@@ -94,9 +99,9 @@ def make_batch(windows, cfg, special, rng):
     idx, targets = windows[:, :-1], windows[:, 1:]      # the shift: here and nowhere else
     # position i of depth k reads character i + k and predicts the one behind it: the last k
     # positions of the window have none, and nothing wraps
-    ahead = [targets[:, k:] for k in range(1 + cfg.depth)]
-    kind = [torch.full_like(part, k) for k, part in enumerate(ahead)]
-    return Batch(idx, torch.cat(ahead, 1), torch.cat(kind, 1), attention_mask(idx.shape[1]))
+    parts = [targets[:, k:] for k in range(1 + cfg.depth)]
+    kind = [torch.full_like(part, k) for k, part in enumerate(parts)]
+    return Batch(idx, torch.cat(parts, 1), torch.cat(kind, 1), attention_mask(idx.shape[1]))
 
 
 # -------------------------------------------------------- 4 mask: who may attend to whom?
@@ -380,8 +385,8 @@ def speculate(model, ids, n):
 
     (t,) -> (t + n,), drafts judged, drafts accepted, forwards of the main model
 
-    What sample writes at temperature 0, for t + n up to seq_len: beyond it sample drops the first
-    characters one by one, and a forward that judges several cannot.
+    What sample writes at temperature 0, up to ties that rounding decides, for t + n up to seq_len:
+    beyond it sample drops the first characters one by one; a forward that judges several cannot.
     """
     end, judged, accepted, forwards = len(ids) + n, 0, 0, 0
     drafts = ids[:0]

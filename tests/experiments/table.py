@@ -268,7 +268,7 @@ EXPERIMENTS = {
         {},
         (
             *("val_loss_main", "val_loss_depth1", "accept_rate", "tokens_per_forward", "speedup"),
-            *("steps", "train_seconds", "step0_loss"),
+            *("agreement", "steps", "train_seconds", "step0_loss"),
         ),
         lambda m: (
             m["mtp, equal steps"]["val_loss_depth1"] < m["mtp, equal steps"]["val_loss_main"] + 0.1
