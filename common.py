@@ -276,7 +276,8 @@ def load(path, model, tokenizer, cfg):
         content = torch.load(path, map_location="cpu", weights_only=True)
         maker, made = content["script"], content["config"]
         other = [f"--{name.replace('_', '-')} {made[name]}" for name in
-                 ("d_model", "n_layer", "n_head") if made[name] != getattr(cfg, name)]
+                 ("d_model", "n_layer", "n_head", "depth")
+                 if made.get(name) != getattr(cfg, name, None)]
     except OSError as error:
         raise Refusal(f"--load {path}: {error.strerror}", 1) from None
     except Exception as error:      # cut short, not ours, or code in a pickle: none of it was run

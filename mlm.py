@@ -8,7 +8,7 @@ Expect (nats per selected character, tiny_shakespeare; the entropies are propert
     3.313   unigram entropy: knows how frequent each character is
     1.908   entropy given the two characters to the left
     1.477   entropy given one character on each side: why both sides
-    1.35    500 steps, whole validation split: 1.43 mask, 1.83 random, 0.27 keep
+    1.35    default run, whole validation split: 1.42 mask, 1.85 random, 0.28 keep
 
 Source
     Devlin et al. 2018, "BERT: Pre-training of Deep Bidirectional Transformers", section 3.1.

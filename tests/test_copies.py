@@ -45,6 +45,18 @@ def test_own_fields_and_listed_names_may_differ():
     )
 
 
+def test_a_default_may_differ_where_it_says_why():
+    wanted = "    steps: int = 1      # steps\n"
+    for line, excused in (
+        ("    steps: int = 2      # steps; differs from clm.py: fewer targets\n", True),
+        ("    steps: int = 2      # steps, other ones\n", False),
+        ("    stops: int = 2      # steps; differs from clm.py: fewer targets\n", False),
+        ("    steps: str = 2      # steps; differs from clm.py: fewer targets\n", False),
+    ):
+        complaints, _ = copies.differences({"clm": CLM, "fim": CLM.replace(wanted, line)}, {})
+        assert bool(complaints) != excused, line
+
+
 def test_every_kind_of_drift_is_noticed_and_fixed():
     drifts = [
         ("# why", "# because"),
