@@ -519,7 +519,7 @@ def test_a_run_reports_what_the_readme_promises(text_file, tmp_path, capsys):
     again = mtp.main([*flags, "--depth", "2", "--load", str(tmp_path / "ckpt.pt")])
     assert again["val_loss_main"] == result["val_loss_main"]
     assert again["accept_rate"] == result["accept_rate"]
-    with pytest.raises(Refusal, match="add --depth 2"):
+    with pytest.raises(common.Refusal, match="add --depth 2"):
         mtp.main([*flags, "--load", str(tmp_path / "ckpt.pt")])
 
 
