@@ -65,9 +65,9 @@ class Config:
     show: bool = False          # print one example and its mask, then stop
     pitfall: str = ""           # a deliberate mistake of section 9
     # of this objective
-    fim_rate: float = 0.5       # share of the documents that get a gap
+    fim_rate: float = 0.75      # chance of a document to get a gap
     spm_rate: float = 1.0       # share of the gaps laid out as SPM; the others are PSM
-    max_middle: int = 8         # longest middle; from seq_len on: the paper's uniform cuts
+    max_middle: int = 8         # longest middle; seq_len: long documents, the paper's cuts
 
     def __post_init__(self):
         if self.max_middle < 1:
@@ -128,14 +128,15 @@ def draw_cut(n, rng, max_middle):
 
 
 def longest_document(cfg):
-    """Characters. Short ones hold many gaps per row, and the suffix stands near the middle."""
-    return cfg.seq_len // 4
+    """Characters. Short middles, short documents: many gaps per row, the suffix near its middle."""
+    return min(cfg.max_middle * 5 // 2, cfg.seq_len - 3)    # a row with a gap: four more places
 
 
 def draw_document(cfg, rng):
-    """Length of the next document of a row, its cuts and their order.  -> n, i, j, order"""
+    """Length of a document that gets a gap, its cuts and their order.  -> n, i, j, order"""
     # lengths vary: where documents have one length, the model counts its way to EOT
-    n = int(torch.randint(cfg.seq_len // 16 + 1, longest_document(cfg) + 1, (), generator=rng))
+    longest = longest_document(cfg)
+    n = int(torch.randint(-(-longest // 4), longest + 1, (), generator=rng))
     order = "SPM" if torch.rand((), generator=rng) < cfg.spm_rate else "PSM"
     return n, *draw_cut(n, rng, cfg.max_middle), order
 
@@ -143,34 +144,36 @@ def draw_document(cfg, rng):
 def fim_row(window, documents, special):
     """Permute documents of a window, one behind the other.  (m,) -> row (m,), kind (m,)
 
-    documents: list of (n, i, j, order). Where order is None the text stays as it is, and so it
-    does behind the last document. A gap takes four places: the end of the window is left out to
-    make room for them, since to cut a permuted row would cut its middle.
+    documents: list of (n, i, j, order); the text behind the last one stays as it is. A gap takes
+    four places: the end of the window is left out to make room for them, since to cut a permuted
+    row would cut its middle.
     """
-    rows, kinds, at, room = [], [], 0, len(window)
+    rows, kinds, at = [], [], 0
     for n, i, j, order in documents:
-        part, kind = window[at : at + n], torch.zeros(n, dtype=torch.long)
-        if order:
-            kind[i:j], kind[j:] = KINDS.index("middle"), KINDS.index("suffix")
-            part = fim_permute(part, i, j, special, order)
-            kind = fim_permute(kind, i, j, dict.fromkeys(special, KINDS.index("special")), order)
-        rows.append(part)
-        kinds.append(kind)
-        at, room = at + n, room - len(part)
-    rest = window[at : at + room]
+        kind = torch.zeros(n, dtype=torch.long)
+        kind[i:j], kind[j:] = KINDS.index("middle"), KINDS.index("suffix")
+        named = dict.fromkeys(special, KINDS.index("special"))
+        rows.append(fim_permute(window[at : at + n], i, j, special, order))
+        kinds.append(fim_permute(kind, i, j, named, order))
+        at += n
+    rest = window[at : len(window) - 4 * len(documents)]
     return torch.cat([*rows, rest]), torch.cat([*kinds, torch.zeros_like(rest)])
 
 
 def draw_row(window, cfg, special, rng):
-    """Cut a window into documents, open a gap in a share of them.  (m,) -> row (m,), kind (m,)"""
+    """Open gaps in short documents, one behind the other.  (m,) -> row (m,), kind (m,)
+
+    The first document without a gap is not short: it takes the rest of the row, so that plain
+    text is learnt from long pieces.
+    """
     documents, room = [], len(window)
-    while True:
+    while torch.rand((), generator=rng) < cfg.fim_rate:
         n, i, j, order = draw_document(cfg, rng)
-        order = order if torch.rand((), generator=rng) < cfg.fim_rate else None
-        room -= n + 4 * bool(order)
+        room -= n + 4
         if room < 0:
-            return fim_row(window, documents, special)
+            break
         documents.append((n, i, j, order))
+    return fim_row(window, documents, special)
 
 
 def make_batch(windows, cfg, special, rng):
