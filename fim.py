@@ -65,7 +65,7 @@ class Config:
     show: bool = False          # print one example and its mask, then stop
     pitfall: str = ""           # a deliberate mistake of section 9
     # of this objective
-    fim_rate: float = 0.75      # chance of a document to get a gap
+    fim_rate: float = 0.8       # chance of a document to get a gap
     spm_rate: float = 1.0       # share of the gaps laid out as SPM; the others are PSM
     max_middle: int = 8         # longest middle; seq_len: long documents, the paper's cuts
 

@@ -1,11 +1,13 @@
 """When does the model begin to read the suffix? The gain of the right over a wrong one, by step."""
 
+import dataclasses
+
 import torch
 
 import common
 import fim
 
-STEPS, EVERY = 2500, 250
+STEPS, EVERY = 2200, 220
 
 
 class CurveLog(common.Log):
@@ -17,6 +19,9 @@ class CurveLog(common.Log):
         gaps = fim.draw_gaps(val_text, self.cfg)
         scores = fim.score_gaps(self.model, gaps, self.tokenizer.special)
         gain = scores["val_middle_wrong_suffix"] - scores["val_middle_fim"]
+        plain = dataclasses.replace(self.cfg, fim_rate=0.0)
+        special = self.tokenizer.special
+        scores |= fim.evaluate(self.model, val_text, plain, special, max_rows=200)
         self.curve = getattr(self, "curve", {}) | {f"step {step}": scores | {"gain": gain}}
         common.say(f"step {step}: the right suffix gains {gain:.4f} nats per character")
 
@@ -30,5 +35,5 @@ def measure(seed, out, steps=STEPS, **settings):
     log = CurveLog(cfg, model, tokenizer, corpus)
     fim.train(model, train_text, val_text, cfg, tokenizer.special, log)
     prompt = fim.read_prompt(tokenizer, val_text, cfg)
-    log.finish(fim.show_off(model, tokenizer, prompt, val_text, cfg))
-    return log.curve
+    end = log.finish(fim.show_off(model, tokenizer, prompt, val_text, cfg))
+    return log.curve | {f"step {steps}": log.curve[f"step {steps}"] | end}

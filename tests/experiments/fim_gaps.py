@@ -1,8 +1,11 @@
 """Greedy fills of validation gaps: how often is every character right?
 
-Beside them what the same model writes from the left, and what clm.py's does: both are told the
-length of the middle, fim.py must find it.
+Texts of 20 characters, as long as the longest that fim.py was trained on. Beside them what the same
+model writes from the left, and what clm.py's does: both are told the length of the middle, fim.py
+must find it.
 """
+
+from pathlib import Path
 
 import torch
 
@@ -11,17 +14,19 @@ import common
 import fim
 
 LENGTHS = {"1-3": (1, 3), "4-8": (4, 8), "9-15": (9, 15)}
-STEPS = "500"
 
 
 def trained(script, out, seed, special):
-    """Train by the script's main.  -> model, cfg, tokenizer, validation ids"""
-    folder = f"{out}/{script.__name__}"
-    script.main(["--seed", str(seed), "--steps", STEPS, "--out", folder])
+    """The default run, from the entry of its name if that was run.  -> model, cfg, ids, text"""
+    name = script.__name__
+    folder = common.HERE / "runs" / "experiments" / name / f"{name}-{seed}"
+    if not (folder / "ckpt.pt").exists():
+        folder = Path(out) / name
+        script.main(["--seed", str(seed), "--out", str(folder)])
     cfg = script.Config(temperature=0.0)
     tokenizer, _, val_text, _ = common.load_data(cfg.data, special, 129)
     model = script.build_model(cfg, tokenizer.vocab_size)
-    common.load(f"{folder}/ckpt.pt", model, tokenizer, cfg)
+    common.load(str(folder / "ckpt.pt"), model, tokenizer, cfg)
     return model, cfg, tokenizer, val_text
 
 
@@ -33,7 +38,7 @@ def measure(seed, out):
     for label, (low, high) in LENGTHS.items():
         right = dict.fromkeys(("infilled", "from_the_left", "clm"), 0)
         for window in val_text[: 100 * 129].view(-1, 129):
-            n, m = 32, int(torch.randint(low, high + 1, (), generator=rng))
+            n, m = 20, int(torch.randint(low, high + 1, (), generator=rng))
             i = int(torch.randint(1, n - m + 1, (), generator=rng))
             prefix, middle, suffix = window[:i], window[i : i + m], window[i + m : n]
             prompt = fim.fim_prompt(prefix, suffix, tokenizer.special, "SPM")
