@@ -9,7 +9,7 @@ import torch
 import common
 import t5_span
 
-FLAGS = "--steps 300 --batch-size 8 --eval-every 100"
+FLAGS = "--steps 400 --eval-every 200"
 WINDOWS = 200
 
 
