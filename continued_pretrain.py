@@ -6,8 +6,14 @@ Objective
     forgetting = L_general(after) - L_general(before)
     adaptation = L_domain(before) - L_domain(after)
 
-Expect (nats per character, tiny_shakespeare, then Python's standard library)
-    EXPECT
+Expect (nats per character on both validation splits, tiny_shakespeare and Python 3.11's library)
+                 general  domain
+    base         1.65        -      after 330 steps
+    before       1.65     5.00      the same, with rows for 31 new characters
+    replay 0     2.78     1.53      after 110 steps on the domain
+    replay 0.1   2.12     1.53
+    replay 0.3   1.90     1.57
+    scratch      2.94     1.65      a new model, after 110 steps on the domain
 
 Source
     Ibrahim et al. 2024, "Simple and Scalable Strategies to Continually Pre-train Large Language
@@ -120,7 +126,7 @@ def make_batch(windows, cfg, special, rng):
 
 def count_replay(step, batch_size, share):
     """Rows of general text in the batch of a step: fractions are carried, the sum is exact."""
-    # rounded: 0.3 * 24 * 5 is a little less than 36, and would lose a row
+    # rounded: 45 * 8 * 0.7 comes out a little less than 252, and would lose a row
     due = [math.floor(round(n * batch_size * share, 6)) for n in (step, step + 1)]
     return due[1] - due[0]
 
@@ -137,13 +143,6 @@ def mix(general, share):
         return torch.cat([draw_windows(general, n, length, rng),
                           draw_windows(text, batch_size - n, length, rng)])
     return draw
-
-
-def widen(tokenizer, text):
-    """A tokenizer that knows the characters of text too: new ids follow, no old one moves."""
-    wider = copy.deepcopy(tokenizer)
-    wider.extend(text)
-    return wider
 
 
 # -------------------------------------------------------- 4 mask: who may attend to whom?
@@ -398,12 +397,12 @@ def show_off(model, tokenizer, prompt, val_text, cfg):
 
 # -------------------------------------------------------- 9 pitfalls: broken on purpose
 def no_warmup(step, steps):
-    """Full rate from the first step on, with fresh optimizer state."""
+    """Full rate at once. The old loss rises sooner, not higher: 2 % of the steps make no spike."""
     return (steps - step) / steps
 
 
 def rebuilt_vocab(tokenizer, text):
-    """Ids counted anew, sorted over both texts. The base reads, and writes, other characters."""
+    """Ids counted anew, over both texts. At step 0 the base reads and writes other characters."""
     return common.CharTokenizer("".join(tokenizer.ids) + text)
 
 
@@ -431,6 +430,13 @@ def load_base(path, model, tokenizer, cfg):
     if content["vocabulary"] != vars(tokenizer):
         raise common.Refusal(f"--load {path}: its characters are not those of --data {cfg.data}")
     model.load_state_dict(content["model"])
+
+
+def widen(tokenizer, text):
+    """A tokenizer that knows the characters of text too: new ids follow, no old one moves."""
+    wider = copy.deepcopy(tokenizer)
+    wider.extend(text)
+    return wider
 
 
 def join_texts(base, general, own, domain, name):
@@ -494,19 +500,21 @@ def go_on(base, rarest, texts, cfg, tokenizer, corpus):
 def finish(runs, cfg, about):
     """Print the runs side by side, write result.json.  -> its content, with four metrics per run
 
-    Scratch never knew the general text: its forgetting is all there is to forget.
+    forgetting: above the base's loss, so that the row "before" shows what growing costs, and
+    "scratch", which never knew the general text, how much there is to forget
     """
     result = {**about, "base_loss": runs["base"]["val_loss"], "config": asdict(cfg),
               "interrupted": any(run.get("interrupted") for run in runs.values()), "runs": runs}
-    common.say(f"\n{'':12} general  domain forgetting adaptation")
-    for name, after in runs.items():
-        if name != "base":                      # which knows the old characters only
-            general, domain = (after[f"val_loss_{kind}"] for kind in KINDS)
-            before = [runs["before"][f"val_loss_{kind}"] for kind in KINDS]
-            row = {"general": general, "domain": domain, "forgetting": general - before[0],
-                   "adaptation": before[1] - domain}
-            common.say(f"{name:12}", *(f"{v:>{max(7, len(k))}.4f}" for k, v in row.items()))
-            result |= {f"{measure}_{name}": value for measure, value in row.items()}
+    compared = {name: after for name, after in runs.items() if name != "base"}
+    if compared:                                # not if Ctrl-C ended the base's training
+        common.say(f"\n{'':12} general  domain forgetting adaptation")
+        old, new = runs["base"]["val_loss"], runs["before"]["val_loss_domain"]
+    for name, after in compared.items():
+        general, domain = (after[f"val_loss_{kind}"] for kind in KINDS)
+        row = {"general": general, "domain": domain, "forgetting": general - old,
+               "adaptation": new - domain}
+        common.say(f"{name:12}", *(f"{v:>{max(7, len(k))}.4f}" for k, v in row.items()))
+        result |= {f"{measure}_{name}": value for measure, value in row.items()}
     text = json.dumps(result, indent=1)
     common.write(Path(cfg.out) / "result.json", lambda part: part.write_text(text, "utf-8"))
     return result
