@@ -31,6 +31,7 @@ DIFFERS = {  # name -> why its text is not the same everywhere
     "read_prompt": "A prompt is continued here and has gaps to fill there.",
     "show_off": "The read-out shows what only this objective can do.",
     "PITFALLS": "Each objective has its own mistakes.",
+    "main": "Continued pre-training is two trainings, and takes weights of another script.",
 }
 
 

@@ -17,6 +17,7 @@ class Experiment(NamedTuple):
 
 
 SHORT = "--steps 200 --batch-size 8 --eval-every 20"
+GO_ON = "--steps 100 --batch-size 8 --eval-every 50 --replay 0"
 UNIGRAM, BIGRAM = 3.313, 2.453  # nats per character of tiny_shakespeare
 
 EXPERIMENTS = {
@@ -294,5 +295,65 @@ EXPERIMENTS = {
             and m["offset"]["val_loss_depth1"] > math.log(65)
             and m["offset"]["accept_rate"] < 0.5 * m["clean"]["accept_rate"]
         ),
+    ),
+    # continued_pretrain.py
+    "continued": Experiment(
+        "default run: replay 0 forgets most, 0.3 least, all adapt alike, and better than scratch",
+        {"continued": "continued_pretrain"},
+        (
+            *("base_loss", "general_before", "domain_before"),
+            *(f"forgetting_replay_{share}" for share in ("0", "0.1", "0.3")),
+            *(f"adaptation_replay_{share}" for share in ("0", "0.1", "0.3")),
+            *(f"domain_replay_{share}" for share in ("0", "0.1", "0.3")),
+            "domain_scratch",
+        ),
+        lambda m: (
+            abs((m := m["continued"])["general_before"] - m["base_loss"]) < 0.01
+            and m["forgetting_replay_0"] > m["forgetting_replay_0.1"] > m["forgetting_replay_0.3"]
+            and m["adaptation_replay_0"] - m["adaptation_replay_0.3"]
+            < 0.05 * m["adaptation_replay_0"]
+            and max(m[f"domain_replay_{share}"] for share in ("0", "0.1", "0.3"))
+            < m["domain_scratch"]
+        ),
+    ),
+    "continued-lr": Experiment(
+        "100 steps of 8 rows: --lr-scale 1 adapts more than 0.3, and forgets more",
+        {
+            f"lr-scale {scale}": f"continued_pretrain {GO_ON} --lr-scale {scale}"
+            for scale in ("1", "0.3")
+        },
+        ("adaptation_replay_0", "forgetting_replay_0", "domain_replay_0", "domain_scratch"),
+        lambda m: all(
+            m["lr-scale 1"][f"{measure}_replay_0"] > m["lr-scale 0.3"][f"{measure}_replay_0"]
+            for measure in ("adaptation", "forgetting")
+        ),
+    ),
+    "continued-pitfalls": Experiment(
+        "100 steps of 8 rows: rebuilt-vocab lifts the old loss above unigram before any step",
+        {
+            "clean": f"continued_pretrain {GO_ON}",
+            **{
+                name: f"continued_pretrain {GO_ON} --pitfall {name}"
+                for name in ("rebuilt-vocab", "no-warmup")
+            },
+        },
+        ("base_loss", "general_before", "forgetting_replay_0", "general_replay_0")
+        + ("domain_before", "domain_replay_0"),
+        lambda m: (
+            m["rebuilt-vocab"]["general_before"] > UNIGRAM
+            and m["clean"]["general_before"] < m["clean"]["base_loss"] + 0.01
+        ),
+    ),
+    "rewarming": Experiment(
+        "100 steps of 8 rows: warm-ups of 0, 2, 10 %, the old loss in the first steps, as they are",
+        {},
+        ("first_step", "peak", "peak_step", "val_loss_general", "val_loss_domain"),
+        lambda m: m["own text, 0%"]["peak"] > 0,
+    ),
+    "noisy-text": Experiment(
+        "100 steps of 8 rows, 0 to 20 % of the domain misread: continued and scratch, as they are",
+        {},
+        ("val_loss_domain", "penalty", "val_loss_general"),
+        lambda m: min(m["continued, 20%"]["penalty"], m["scratch, 20%"]["penalty"]) > 0,
     ),
 }
