@@ -10,12 +10,13 @@ Objective
 Expect (nats per character of the same middles behind the same prefix; tiny_shakespeare)
     steps   from the left   with its prompt   another text's suffix   plain rows
     0       4.174           4.174             4.174                   4.234 = ln 69
-    500     1.751           1.740             1.752                   1.684, clm.py has 1.594
-    1500    1.656           1.630             1.658                   1.569
-    One seed. 500 steps teach the model to read the suffix a little, and the plain rows pay for it:
-    each gap takes text from them. At a fim_rate of 0.2 they come to 1.63 and the prompt gains
-    nothing on reading from the left. Documents are short because with one of 64 to 125 characters
-    per row another suffix made no difference after 500 steps. No row is read as PSM by default.
+    560     1.820           1.760             1.776                   1.641, clm.py has 1.591
+    2200    @@@
+    560: 3 seeds, 2200: one. Three choices make so short a run read the suffix, each tried without.
+    Documents with a gap are short: in one of 64 to 125 characters per row another suffix made no
+    difference. The first one without a gap takes the rest of the row: when those were short too,
+    plain rows cost 1.684. SPM, which has the prefix in place: PSM must first learn to jump back.
+    What is left of the price: plain rows pay 0.05 for the text that the gaps take from them.
 
 Source
     Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle",

@@ -22,7 +22,7 @@ from t5_span import (
     restore_spans,
 )
 
-TINY = dict(batch_size=16, seq_len=32, d_model=64, n_layer=2, n_head=1)
+TINY = dict(batch_size=16, seq_len=32, d_model=64, n_layer=2, n_head=1, lr=0.05)
 TEN = {name: 10 + i for i, name in enumerate(t5_span.SPECIALS)}  # ten characters
 SENTINELS = torch.tensor([99, 98, 97])
 
