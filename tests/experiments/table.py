@@ -231,11 +231,11 @@ EXPERIMENTS = {
         ),
     ),
     "t5-pitfalls": Experiment(
-        "200 steps of 8 rows: unshifted-decoder -> 0, causal-off -> near 0, the task lost in both",
+        "200 steps of 8 rows, rate 0.05: unshifted-decoder -> 0, causal-off near 0, the task is lost",
         {
-            "clean": f"t5_span {SHORT}",
+            "clean": f"t5_span {SHORT} --lr 0.05",
             **{
-                name: f"t5_span {SHORT} --pitfall {name}"
+                name: f"t5_span {SHORT} --lr 0.05 --pitfall {name}"
                 for name in ("unshifted-decoder", "causal-off")
             },
         },
@@ -248,13 +248,13 @@ EXPERIMENTS = {
         ),
     ),
     "t5-density": Experiment(
-        "300 steps, noise density 0.15, 0.3, 0.5: what a cut character costs, as it comes out",
-        {d: f"t5_span --steps 300 --noise-density {d}" for d in ("0.15", "0.3", "0.5")},
+        "200 steps, noise density 0.15, 0.3, 0.5: what a cut character costs, as it comes out",
+        {d: f"t5_span --steps 200 --noise-density {d}" for d in ("0.15", "0.3", "0.5")},
         ("val_loss", "val_loss_content", "val_loss_sentinel", "train_seconds"),
         lambda m: all(run["val_loss_content"] < UNIGRAM for run in m.values()),
     ),
     "sentinels": Experiment(
-        "400 steps: one sentinel each against one for all, as it comes out",
+        "300 steps: one sentinel each against one for all, as it comes out",
         {},
         ("val_loss", "val_loss_content", "restored", "well_formed"),
         lambda m: m["one each"]["restored"] > 0,
