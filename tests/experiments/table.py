@@ -231,7 +231,7 @@ EXPERIMENTS = {
         ),
     ),
     "t5-pitfalls": Experiment(
-        "200 steps of 8 rows, rate 0.05: unshifted-decoder -> 0, causal-off near 0, the task is lost",
+        "200 steps of 8 rows, rate 0.05: unshifted-decoder -> 0, causal-off near 0, task lost",
         {
             "clean": f"t5_span {SHORT} --lr 0.05",
             **{
