@@ -2,6 +2,7 @@
 
     python -m tests.experiments              # list them
     python -m tests.experiments NAME ...     # run, print mean and range over the seeds
+    python -m tests.experiments figures      # draw the README's pictures from what they left
 
 Runs stand side by side, one thread each, so that their seconds mean nothing: speed measures those,
 alone.

@@ -72,10 +72,13 @@ def run(name):
 
 def main(names):
     """-> exit code"""
+    if names == ["figures"]:
+        return importlib.import_module("tests.experiments.figures").draw()
     if unknown := [name for name in names if name not in EXPERIMENTS]:
         print(f"unknown experiment {unknown[0]}: one of {', '.join(EXPERIMENTS)}", file=sys.stderr)
         return 2
     if not names:
         for name, experiment in EXPERIMENTS.items():
-            print(f"{name:16} {experiment.claim}")
+            print(f"{name:18} {experiment.claim}")
+        print(f"{'figures':18} the README's pictures, from the runs that are there (matplotlib)")
     return 0 if all([run(name) for name in names]) else 1
