@@ -7,7 +7,7 @@ import torch
 import common
 import fim
 
-STEPS, EVERY = 2200, 220
+STEPS, EVERY = 1500, 150
 
 
 class CurveLog(common.Log):

@@ -9,7 +9,7 @@ import torch
 import common
 import t5_span
 
-FLAGS = "--steps 300 --eval-every 100"
+FLAGS = "--steps 500 --eval-every 100"
 WINDOWS = 200
 
 

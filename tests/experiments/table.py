@@ -169,10 +169,10 @@ EXPERIMENTS = {
         lambda m: m["1-3"]["infilled"] >= m["9-15"]["infilled"],
     ),
     "fim-curve": Experiment(
-        "2200 steps: the gain of the right suffix over a wrong one grows with training",
+        "1500 steps: the gain of the right suffix over a wrong one grows with training",
         {},
         ("gain", "val_middle_fim", "val_middle_ltr", "val_middle_wrong_suffix", "val_loss"),
-        lambda m: m["step 2200"]["gain"] >= 0.01 > m["step 0"]["gain"],
+        lambda m: m["step 1500"]["gain"] >= 0.01 > m["step 0"]["gain"],
         seeds=1,
     ),
     "fim-lab": Experiment(
@@ -248,16 +248,18 @@ EXPERIMENTS = {
         ),
     ),
     "t5-density": Experiment(
-        "200 steps, noise density 0.15, 0.3, 0.5: what a cut character costs, as it comes out",
-        {d: f"t5_span --steps 200 --noise-density {d}" for d in ("0.15", "0.3", "0.5")},
+        "400 steps, noise density 0.15, 0.3, 0.5: what a cut character costs, as it comes out",
+        {d: f"t5_span --steps 400 --noise-density {d}" for d in ("0.15", "0.3", "0.5")},
         ("val_loss", "val_loss_content", "val_loss_sentinel", "train_seconds"),
         lambda m: all(run["val_loss_content"] < UNIGRAM for run in m.values()),
+        seeds=1,
     ),
     "sentinels": Experiment(
-        "300 steps: one sentinel each against one for all, as it comes out",
+        "500 steps: one sentinel each against one for all, as it comes out",
         {},
         ("val_loss", "val_loss_content", "restored", "well_formed"),
         lambda m: m["one each"]["restored"] > 0,
+        seeds=1,
     ),
     # mtp.py
     "mtp": Experiment(
