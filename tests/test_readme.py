@@ -1,0 +1,54 @@
+"""The README says what is there: its commands parse, its links lead somewhere, no script is missing."""
+
+import importlib
+import re
+
+import copies
+import pytest
+
+import common
+from tests.experiments.table import EXPERIMENTS
+
+TEXT = (common.HERE / "README.md").read_text(encoding="utf-8")
+SCRIPTS = list(copies.read(common.HERE))
+
+
+def commands():
+    """Every command for a script, in text, tables and blocks."""
+    found = re.findall(r"python3? (\w+)\.py((?: [^`|\n]*)?)", TEXT)
+    found += re.findall(r"^    python (\w+)\.py(.*)$", TEXT, re.M)
+    return sorted({(script, flags.split("#")[0].strip()) for script, flags in found})
+
+
+@pytest.mark.parametrize("script, flags", commands())
+def test_every_command_parses(script, flags, monkeypatch):
+    module = importlib.import_module(script)
+    flags = [flag.strip("\"'") for flag in re.findall(r'"[^"]*"|\S+', flags)]
+    if flags == ["--help"]:
+        return
+    common.cli(module.Config, module.__doc__, flags, module.PITFALLS)
+
+
+def test_every_experiment_named_exists():
+    named = re.findall(r"python -m tests\.experiments ([\w -]+)", TEXT)
+    assert named
+    for name in {name for names in named for name in names.split()} - {"NAME"}:
+        assert name in EXPERIMENTS or name == "figures", name
+
+
+def test_every_relative_link_leads_to_a_file():
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", TEXT)
+    assert links
+    for link in links:
+        assert (common.HERE / link).exists(), link
+
+
+def test_every_script_has_a_row():
+    for script in SCRIPTS:
+        assert f"| [{script}.py]({script}.py) |" in TEXT, script
+
+
+def test_every_pitfall_named_in_code_exists():
+    known = {name for s in SCRIPTS for name in importlib.import_module(s).PITFALLS}
+    for name in re.findall(r"--pitfall ([a-z-]+)", TEXT):
+        assert name in known, name
