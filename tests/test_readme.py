@@ -1,4 +1,4 @@
-"""The README says what is there: its commands parse, its links lead somewhere, no script is missing."""
+"""The README says what is there: commands parse, links lead somewhere, no script is missing."""
 
 import importlib
 import re
