@@ -9,6 +9,7 @@ import torch
 DEFAULTS = {
     "clm": (1.591, 0.02),
     "mlm": (1.350, 0.03),
+    "prefix_lm": (1.651, 0.02),
     "fim": (1.641, 0.02),
     "t5_span": (1.915, 0.05),
 }  # script -> validation loss and its tolerance over seeds
