@@ -313,13 +313,18 @@ def test_scoring_the_prefix_looks_better_than_the_suffix_is(logs):
     assert looks < 0.75 * clean and logs["score-prefix"].rows[-1]["val_loss"] > looks + 0.5
 
 
-def test_starting_late_harms_the_first_suffix_character_only(logs):
-    # it is not lost: the weights are those of all other positions, which know the bigrams too
+def test_starting_late_leaves_out_one_target_per_row_and_shows_in_no_loss(logs):
+    cfg = Config(**TINY)
+    clean, late = (
+        function(windows(), cfg, {}, rng())
+        for function in (prefix_lm.make_batch, prefix_lm.late_start)
+    )
+    first = clean.kind == prefix_lm.KINDS.index("first")
+    missing = (clean.targets != IGNORE) & (late.targets == IGNORE)
+    assert missing.sum(1).tolist() == [1] * len(windows()) and first[missing].all()
     late, clean = (logs[name].rows[-1] for name in ("late-start", "clean"))
-    worse = {
-        kind: late[f"val_loss_{kind}"] - clean[f"val_loss_{kind}"] for kind in ("first", "rest")
-    }
-    assert worse["first"] > worse["rest"] + 0.03 and abs(worse["rest"]) < 0.1
+    assert abs(late["val_loss_rest"] - clean["val_loss_rest"]) < 0.1
+    assert abs(late["val_loss_first"] - clean["val_loss_first"]) < 0.3  # few are scored: it varies
 
 
 def test_pitfalls_worked_example(monkeypatch):
