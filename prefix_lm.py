@@ -363,7 +363,7 @@ def score_prefix(windows, cfg, special, rng):
 
 
 def late_start(windows, cfg, special, rng):
-    """Scored from P, not P - 1. No loss tells: rows cut elsewhere teach what this one leaves out."""
+    """Scored from P, not P - 1. No loss tells: other rows teach what this one leaves out."""
     batch = make_batch(windows, cfg, special, rng)
     return batch._replace(targets=batch.targets.where(batch.kind == KINDS.index("rest"), IGNORE))
 
