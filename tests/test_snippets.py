@@ -146,12 +146,9 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("hf"))
         patch.setattr(transformers.Trainer, "__init__", watched)
-        names = []
         exec(snippet("BertConfig"), bert := {"__name__": "snippet"})
-        names.append(dict(bert))
-        exec(snippet("GPT2Config"), bert)
-        names.append(bert)
-    return names, trainers
+        exec(snippet("GPT2Config"), gpt := dict(bert))  # goes on from the first
+    return (bert, gpt), trainers
 
 
 @pytest.mark.parametrize("which", [0, 1])
