@@ -214,8 +214,10 @@ def check(cfg):
             raise Refusal(f"{flag}: must be 0 or above")
         if name == "seed" and value >= 2**63:
             raise Refusal(f"{flag}: must be below 2**63, generators take no more")
-        if name.endswith(("_rate", "_density", "_smoothing")) and not 0 <= value <= 1:
-            raise Refusal(f"{flag}: must be between 0 and 1")
+        # smoothing: with two characters, more than half would make the wrong one the target
+        top = 0.5 if name.endswith("_smoothing") else 1
+        if name.endswith(("_rate", "_density", "_smoothing")) and not 0 <= value <= top:
+            raise Refusal(f"{flag}: must be between 0 and {top}")
     if cfg.d_model % (2 * cfg.n_head):
         raise Refusal(f"--d-model {cfg.d_model} --n-head {cfg.n_head}: the width must be a "
                       "multiple of twice the heads, since rotary positions turn pairs of features")
@@ -280,10 +282,10 @@ def load(path, model, tokenizer, cfg):
         maker, made, vocabulary, weights = (content[part] for part in
                                             ("script", "config", "vocabulary", "model"))
         source = made["data"]
-        other = [f"--{name.replace('_', '-')} {made[name]}" for name in
+        other = [f"--{name.replace('_', '-')} {made.get(name)}" for name in
                  ("d_model", "n_layer", "n_head", "depth")
                  if made.get(name) != getattr(cfg, name, None)]
-    except OSError as error:
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise Refusal(f"--load {path}: {error.strerror}", 1) from None
     except Exception as error:      # cut short, not ours, or code in a pickle: none of it was run
         raise Refusal(f"--load {path}: not a checkpoint ({type(error).__name__})", 1) from None
