@@ -212,8 +212,12 @@ def check(cfg):
                 raise Refusal(f"{flag}: must be above 0")
         if name in ("seed", "temperature") and value < 0:
             raise Refusal(f"{flag}: must be 0 or above")
-        if name.endswith(("_rate", "_density", "_smoothing")) and not 0 <= value <= 1:
-            raise Refusal(f"{flag}: must be between 0 and 1")
+        if name == "seed" and value >= 2**63:
+            raise Refusal(f"{flag}: must be below 2**63, generators take no more")
+        # smoothing: with two characters, more than half would make the wrong one the target
+        top = 0.5 if name.endswith("_smoothing") else 1
+        if name.endswith(("_rate", "_density", "_smoothing")) and not 0 <= value <= top:
+            raise Refusal(f"{flag}: must be between 0 and {top}")
     if cfg.d_model % (2 * cfg.n_head):
         raise Refusal(f"--d-model {cfg.d_model} --n-head {cfg.n_head}: the width must be a "
                       "multiple of twice the heads, since rotary positions turn pairs of features")
@@ -252,7 +256,8 @@ def write(path, save):
         save(part)
         part.replace(path)
     except (OSError, RuntimeError) as error:            # torch reports a full disk as RuntimeError
-        raise Refusal(f"{path} cannot be written: {error}", 1) from None
+        why = str(error).splitlines()[0]                # torch adds where in its C++ it was
+        raise Refusal(f"{path} cannot be written: {why}", 1) from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -274,11 +279,13 @@ def load(path, model, tokenizer, cfg):
     """Put the weights of a checkpoint into model.  Raises Refusal if they are of other making."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-        maker, made = content["script"], content["config"]
-        other = [f"--{name.replace('_', '-')} {made[name]}" for name in
+        maker, made, vocabulary, weights = (content[part] for part in
+                                            ("script", "config", "vocabulary", "model"))
+        source = made["data"]
+        other = [f"--{name.replace('_', '-')} {made.get(name)}" for name in
                  ("d_model", "n_layer", "n_head", "depth")
                  if made.get(name) != getattr(cfg, name, None)]
-    except OSError as error:
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise Refusal(f"--load {path}: {error.strerror}", 1) from None
     except Exception as error:      # cut short, not ours, or code in a pickle: none of it was run
         raise Refusal(f"--load {path}: not a checkpoint ({type(error).__name__})", 1) from None
@@ -286,10 +293,15 @@ def load(path, model, tokenizer, cfg):
         raise Refusal(f"--load {path}: written by {maker}.py, this is {script(cfg)}.py", 1)
     if other:
         raise Refusal(f"--load {path}: its sizes are not these settings, add {' '.join(other)}")
-    if content["vocabulary"] != vars(tokenizer):
-        raise Refusal(f"--load {path}: its characters are those of --data {made['data']}, "
+    if vocabulary != vars(tokenizer):
+        raise Refusal(f"--load {path}: its characters are those of --data {source}, "
                       f"not of --data {cfg.data}")
-    model.load_state_dict(content["model"])
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError):       # names or shapes that this network has not
+        raise Refusal(f"--load {path}: its weights are of another network", 1) from None
+    if not all(p.isfinite().all() for p in model.parameters()):
+        raise Refusal(f"--load {path}: its weights are not finite, its training diverged", 1)
 
 
 # -------------------------------------------------------- log
@@ -351,7 +363,13 @@ class Log:
         self.losses.append(loss)
 
     def row(self, step, metrics):
-        """Print and write an evaluation (dict name -> float), and save the weights."""
+        """Print and write an evaluation (dict name -> float), and save the weights.
+
+        Raises Refusal, before it saves, when the loss is not finite or the file cannot be written.
+        """
+        if not math.isfinite(metrics["val_loss"]):
+            raise Refusal(f"validation loss {metrics['val_loss']} at step {step}, learning rate "
+                          f"{self.lr:.2g}; the checkpoint is older", 1)
         recent = self.losses[self.rows[-1]["step"] if self.rows else 0:]
         row = {"step": step, "train_loss": statistics.fmean(recent) if recent else None, **metrics,
                "grad_norm": self.norms[-1] if step else None, "lr": self.lr,
@@ -359,10 +377,13 @@ class Log:
                "tokens_per_s": round(self.tokens / self.train_seconds) if step else None}
         self.rows.append(row)
         table = csv.DictWriter(self.csv, row)
-        if len(self.rows) == 1:
-            table.writeheader()
-        table.writerow(row)
-        self.csv.flush()
+        try:
+            if len(self.rows) == 1:
+                table.writeheader()
+            table.writerow(row)
+            self.csv.flush()
+        except OSError as error:
+            raise Refusal(f"{self.csv.name} cannot be written: {error.strerror}", 1) from None
         self.save()
         left = (time.perf_counter() - self.begun) / max(step, 1) * (self.cfg.steps - step)
         cells = {name.replace("_loss", "").replace("_per_", "/"): value
@@ -428,13 +449,19 @@ def show(windows, batch, tokenizer, corner=16):
 
 def run(main):
     """Call main; a user's mistake becomes one line and an exit code, Ctrl-C becomes 130."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):   # None: closed by the shell, as in >&-
         stream.reconfigure(errors="replace")            # a console without a letter shows ?
     try:
         code = 130 if main().get("interrupted") else 0
     except Refusal as refusal:
         print(f"{Path(sys.argv[0]).name}: {refusal}", file=sys.stderr)
         code = refusal.code
+    except (MemoryError, RuntimeError) as error:        # torch has several for a lack of memory
+        if not re.search("MemoryError|allocate memory|out of memory", repr(error)):
+            raise
+        print(f"{Path(sys.argv[0]).name}: not enough memory; lower --batch-size, --seq-len or "
+              "--d-model", file=sys.stderr)
+        code = 1
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)

@@ -193,7 +193,7 @@ def test_unknown_characters_are_named():
         ("--temperature -1", "must be 0 or above"),
         ("--seed -1", "must be 0 or above"),
         ("--eval-every 0", "must be above 0"),
-        ("--label-smoothing 1.5", "must be between 0 and 1"),
+        ("--label-smoothing 0.51", "must be between 0 and 0.5"),
         ("--d-model 30 --n-head 4", "multiple of twice"),
         ("--d-model 6 --n-head 2", "multiple of twice"),
         ("--pitfall none", "not one of no-shift, double-shift"),

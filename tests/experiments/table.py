@@ -357,4 +357,14 @@ EXPERIMENTS = {
         ("val_loss_domain", "penalty", "val_loss_general"),
         lambda m: min(m["continued, 20%"]["penalty"], m["scratch, 20%"]["penalty"]) > 0,
     ),
+    "throughput": Experiment(
+        "millions of tokens per second of one core: masks 20 or more, spans and FIM 2 or more",
+        {},
+        ("mtokens_per_s",),
+        lambda m: (
+            m["masks"]["mtokens_per_s"] >= 20
+            and min(m[label]["mtokens_per_s"] for label in ("spans", "long fim", "short fim")) >= 2
+        ),
+        alone=True,
+    ),
 }
