@@ -275,8 +275,12 @@ def save(path, model, tokenizer, cfg):
     write(path, lambda part: torch.save(content, part))
 
 
-def load(path, model, tokenizer, cfg):
-    """Put the weights of a checkpoint into model.  Raises Refusal if they are of other making."""
+def load(path, model, tokenizer, cfg, makers=()):
+    """Put the weights of a checkpoint into model.  -> the settings it was made with
+
+    makers: scripts whose checkpoints will do, beside this one's
+    Raises Refusal if they are of other making.
+    """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         maker, made, vocabulary, weights = (content[part] for part in
@@ -289,7 +293,7 @@ def load(path, model, tokenizer, cfg):
         raise Refusal(f"--load {path}: {error.strerror}", 1) from None
     except Exception as error:      # cut short, not ours, or code in a pickle: none of it was run
         raise Refusal(f"--load {path}: not a checkpoint ({type(error).__name__})", 1) from None
-    if maker != script(cfg):
+    if maker not in (script(cfg), *makers):
         raise Refusal(f"--load {path}: written by {maker}.py, this is {script(cfg)}.py", 1)
     if other:
         raise Refusal(f"--load {path}: its sizes are not these settings, add {' '.join(other)}")
@@ -302,6 +306,7 @@ def load(path, model, tokenizer, cfg):
         raise Refusal(f"--load {path}: its weights are of another network", 1) from None
     if not all(p.isfinite().all() for p in model.parameters()):
         raise Refusal(f"--load {path}: its weights are not finite, its training diverged", 1)
+    return made
 
 
 # -------------------------------------------------------- log

@@ -322,7 +322,8 @@ def evaluate(model, text, cfg, special, max_rows=None):
         metrics |= {f"val_loss_{k}": mean for k, mean in zip(KINDS, means) if mean == mean}
     if CODE_LENGTH in metrics:
         loss = metrics[CODE_LENGTH]
-        metrics |= {"val_ppl": math.exp(loss), "val_bpc": loss / math.log(2)}
+        # 700: beyond it exp leaves the range of a float
+        metrics |= {"val_ppl": math.exp(min(loss, 700)), "val_bpc": loss / math.log(2)}
     return metrics
 
 
@@ -411,27 +412,6 @@ PITFALLS = {"no-warmup": {"lr_factor": no_warmup}, "rebuilt-vocab": {"widen": re
 
 
 # -------------------------------------------------------- 10 main
-def load_base(path, model, tokenizer, cfg):
-    """Put the weights of clm.py, or of the base of this script, into model.  Raises Refusal."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        maker, made = content["script"], content["config"]
-        other = [f"--{name.replace('_', '-')} {made[name]}" for name in
-                 ("d_model", "n_layer", "n_head", "lr") if made[name] != getattr(cfg, name)]
-    except OSError as error:
-        raise common.Refusal(f"--load {path}: {error.strerror}", 1) from None
-    except Exception as error:      # cut short, not ours, or code in a pickle: none of it was run
-        raise common.Refusal(f"--load {path}: not a checkpoint ({type(error).__name__})",
-                             1) from None
-    if maker not in ("clm", common.script(cfg)):
-        raise common.Refusal(f"--load {path}: written by {maker}.py, a base is of clm.py", 1)
-    if other:
-        raise common.Refusal(f"--load {path}: not made with these settings, add {' '.join(other)}")
-    if content["vocabulary"] != vars(tokenizer):
-        raise common.Refusal(f"--load {path}: its characters are not those of --data {cfg.data}")
-    model.load_state_dict(content["model"])
-
-
 def widen(tokenizer, text):
     """A tokenizer that knows the characters of text too: new ids follow, no old one moves."""
     wider = copy.deepcopy(tokenizer)
@@ -542,7 +522,10 @@ def main(argv=None):
         return {}
     model = build_model(cfg, base_ids.vocab_size).to(device)
     if cfg.load:
-        load_base(cfg.load, model, base_ids, cfg)
+        made = common.load(cfg.load, model, base_ids, cfg, makers=("clm",))
+        if made["lr"] != cfg.lr:                        # --lr-scale is a share of it
+            raise common.Refusal(f"--load {cfg.load}: its peak rate is another, "
+                                 f"add --lr {made['lr']}")
         runs = {"base": evaluate(model, general[1], cfg, base_ids.special)}
         common.say(f"base: {cfg.load}, val_loss {runs['base']['val_loss']:.4f}")
     else:

@@ -352,7 +352,8 @@ def evaluate(model, text, cfg, special, max_rows=None):
         metrics |= {f"val_loss_{k}": mean for k, mean in zip(KINDS, means) if mean == mean}
     if CODE_LENGTH in metrics:
         loss = metrics[CODE_LENGTH]
-        metrics |= {"val_ppl": math.exp(loss), "val_bpc": loss / math.log(2)}
+        # 700: beyond it exp leaves the range of a float
+        metrics |= {"val_ppl": math.exp(min(loss, 700)), "val_bpc": loss / math.log(2)}
     return metrics
 
 
