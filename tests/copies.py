@@ -30,6 +30,7 @@ DIFFERS = {  # name -> why its text is not the same everywhere
     "read_prompt": "A prompt is continued here and has gaps to fill there.",
     "show_off": "The read-out shows what only this objective can do.",
     "PITFALLS": "Each objective has its own mistakes.",
+    SHARED_FIELDS: "Rows of UL2 are twice as long; tests/test_ul2.py compares the fields instead.",
 }
 
 
