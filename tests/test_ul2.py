@@ -134,8 +134,8 @@ def check_every_denoiser_restores():
     """What a row reads and what it writes give its text exactly; nothing is cut off."""
     for name in KINDS:
         length, k = plan_rows(64, name)[name]
-        for seed in range(10):
-            given, batch = batch_of(name, 20, 64, seed)
+        for seed in range(5):
+            given, batch = batch_of(name, 25, 64, seed)
             for ids, idx, targets, P in zip(given, *batch[:2], prefix_lens(batch)):
                 inputs, answer = parts(idx, targets, P)
                 assert idx[0] == TEN[DENOISERS[name][0]]
@@ -460,13 +460,13 @@ def test_losses_by_denoiser_are_those_of_the_denoiser_alone(ul2_data):
 
 def test_clean_training_beats_the_unigram_entropy(ul2_data, tmp_path):
     unigram, _ = entropies(torch.cat(ul2_data[1:]))
-    short = *ul2_data[:2], ul2_data[2][:12_000]
-    row = fit(short, tmp_path, 60, n_layer=1)[1].rows[-1]
+    short = *ul2_data[:2], ul2_data[2][:4000]
+    row = fit(short, tmp_path, 60, n_layer=1, lr=0.05)[1].rows[-1]
     assert row["val_loss"] < unigram and row["val_loss_S"] < unigram
 
 
 def test_same_seed_same_history_whenever_it_evaluates(ul2_data, tmp_path):
-    short = ul2_data[0], ul2_data[1], ul2_data[2][:3000]
+    short = *ul2_data[:2], ul2_data[2][:900]
     runs = [fit(short, tmp_path, 6, eval_every=n)[1].losses for n in (6, 6, 2)]
     assert runs[0] == runs[1] == runs[2]
     assert fit(short, tmp_path, 6, seed=1)[1].losses != runs[0]
@@ -497,14 +497,14 @@ def test_floors_of_the_design():
     assert tail_floor(128, 65) == pytest.approx(4.0498, abs=5e-5)
 
 
-def check_uniform_floor(tmp_path, steps=120):
+def check_uniform_floor(tmp_path, steps=150):
     """On uniform characters no denoiser is below its floor, and all come near.
 
     S and X3-50 come down last: where a text ends, and each of many gaps, must be counted.
     """
-    settings = dict(d_model=32, n_layer=1, batch_size=24)
+    settings = dict(d_model=32, n_layer=1, batch_size=24, lr=0.05)
     digits = common.CharTokenizer("0123456789", ul2.SPECIALS)
-    model, _ = fit((digits, windows((100_000,)), windows((999,))), tmp_path, steps, **settings)
+    model, _ = fit((digits, windows((100_000,)), windows((300,))), tmp_path, steps, **settings)
     for name in PAPER:
         length, k = plan_rows(32, name)[name]
         lowest = tail_floor(length, 10)
@@ -519,7 +519,7 @@ def check_uniform_floor(tmp_path, steps=120):
         # total nats over total targets, and the error of that ratio over rows
         loss = (nll.sum() / n.sum()).item()
         error = standard_error(nll.sum(-1) - loss * n) / n.float().mean().item()
-        assert lowest - 3 * error <= loss <= lowest + 0.4, (name, lowest, loss, error)
+        assert lowest - 3 * error <= loss <= lowest + 0.5, (name, lowest, loss, error)
 
 
 def test_on_uniform_characters_every_denoiser_comes_down_to_its_floor_and_never_below(tmp_path):
@@ -543,19 +543,19 @@ def test_pitfalls_worked_example():
 @pytest.fixture(scope="session")
 def broken(ul2_data, tmp_path_factory):
     """pitfall -> model and log of a short run of a denoiser that leaves two PAD per row"""
-    short = *ul2_data[:2], ul2_data[2][:6000]
+    short = *ul2_data[:2], ul2_data[2][:2000]
     return {
         name: fit(short, tmp_path_factory.mktemp("run"), 50, name, **PADDED)
-        for name in ("clean", "pad-scored", "no-mode-token")
+        for name in ul2.PITFALLS
     }
 
 
-PADDED = dict(mix="X8-50", seq_len=64, n_layer=1)
+PADDED = dict(mix="X8-50", seq_len=64, n_layer=1, lr=0.05)
 
 
 def test_padding_scored_looks_better_by_the_share_of_padding(ul2_data, broken):
     tokenizer, _, val_text = ul2_data
-    model, log = broken["pad-scored"]
+    model, _ = broken["pad-scored"]
     cfg = Config(**{**TINY, **PADDED})
     given = val_text[: 100 * raw_len(cfg)].view(100, -1)
     losses = []
@@ -566,12 +566,20 @@ def test_padding_scored_looks_better_by_the_share_of_padding(ul2_data, broken):
         losses.append(loss.item())
     N, k = count_noise(raw_len(cfg), 0.5, 8)
     n = N + k + 1
-    # PAD costs next to nothing: what is lost is its share of the targets
-    assert losses[1] == pytest.approx(losses[0] * n / (n + 2), abs=0.02)
-    assert losses[1] < losses[0] - 0.05
-    assert log.rows[-1]["val_loss"] == pytest.approx(
-        broken["clean"][1].rows[-1]["val_loss"], abs=0.1
-    )
+    # PAD soon costs little: what is lost is its share of the targets
+    assert losses[1] == pytest.approx(losses[0] * n / (n + 2), abs=0.05)
+    assert losses[1] < losses[0] - 0.1
+
+
+def test_without_mode_tokens_none_is_learnt(ul2_data, broken):
+    special = ul2_data[0].special
+    cfg = Config(**{**TINY, **PADDED})
+    torch.manual_seed(cfg.seed)
+    fresh = ul2.build_model(cfg, ul2_data[0].vocab_size).emb.weight
+    for name, expected in (("no-mode-token", True), ("pad-scored", False)):
+        model, _ = broken[name]
+        i = special["NLG"]
+        assert torch.equal(model.emb.weight[i], fresh[i]) == expected
 
 
 # -------------------------------------------------------- mutations: do checks notice?
