@@ -6,7 +6,7 @@ Objective
 
 Expect (nats per target, tiny_shakespeare; targets are cut characters, sentinels and EOS)
     4.625   ln 102: step 0, a uniform guess among 65 characters and 37 specials
-    2.225   480 steps, whole validation split: 2.405 R3-15, 2.217 R8-15, 1.997 S, 2.459 X3-50,
+    2.225   480 steps, whole validation split: 2.405 R3-15, 2.216 R8-15, 1.997 S, 2.459 X3-50,
             2.316 X8-50, 1.889 X64-15, 2.019 X64-50. They do not compare: more gaps are more
             sentinels, and more characters with nothing but a sentinel before them.
     So short a run learns the format, the modes and the spelling of a gap, but not yet to look up
