@@ -19,6 +19,7 @@ class Experiment(NamedTuple):
 SHORT = "--steps 200 --batch-size 8 --eval-every 20"
 GO_ON = "--steps 100 --batch-size 8 --eval-every 50 --replay 0"
 UNIGRAM, BIGRAM = 3.313, 2.453  # nats per character of tiny_shakespeare
+UL2_LOSSES = tuple(f"val_loss_{name}" for name in "R3-15 R8-15 S X3-50 X8-50 X64-15 X64-50".split())
 
 EXPERIMENTS = {
     "clm": Experiment(
@@ -365,6 +366,48 @@ EXPERIMENTS = {
             m["masks"]["mtokens_per_s"] >= 20
             and min(m[label]["mtokens_per_s"] for label in ("spans", "long fim", "short fim")) >= 2
         ),
+        alone=True,
+    ),
+    # ul2.py
+    "ul2": Experiment(
+        "default run: S below the bigram entropy, R8-15 below R3-15; step 0 at ln 102",
+        {"ul2": "ul2"},
+        ("val_loss", *UL2_LOSSES, "step0_loss", "train_seconds"),
+        lambda m: (
+            m["ul2"]["val_loss_S"] < BIGRAM
+            and m["ul2"]["val_loss_R8-15"] < m["ul2"]["val_loss_R3-15"]
+            and abs(m["ul2"]["step0_loss"] - math.log(102)) < 5e-5
+        ),
+    ),
+    "ul2-pitfalls": Experiment(
+        "200 steps of 8 rows: no-mode-token trains as well; pad-scored looks better on R3-15 rows",
+        {
+            "clean": f"ul2 {SHORT}",
+            "no-mode-token": f"ul2 {SHORT} --pitfall no-mode-token",
+            "R3-15": f"ul2 {SHORT} --mix R3-15",
+            "R3-15, pad-scored": f"ul2 {SHORT} --mix R3-15 --pitfall pad-scored",
+        },
+        ("train_loss", "val_loss", *UL2_LOSSES),
+        lambda m: (
+            m["no-mode-token"]["train_loss"] < m["clean"]["train_loss"] + 0.1
+            and m["R3-15, pad-scored"]["train_loss"] < m["R3-15"]["train_loss"] - 0.03
+        ),
+    ),
+    "ul2-modes": Experiment(
+        "300 steps of 8 rows: every mode token against every denoiser, the right one is cheapest",
+        {},
+        (*UL2_LOSSES, "content"),
+        lambda m: (
+            m["NLU"]["val_loss_R3-15"] <= m["NLG"]["val_loss_R3-15"]
+            and m["S2S"]["val_loss_S"] <= min(m[mode]["val_loss_S"] for mode in ("NLU", "NLG"))
+            and m["NLG"]["val_loss_X3-50"] <= m["NLU"]["val_loss_X3-50"]
+        ),
+    ),
+    "t5-ul2": Experiment(
+        "300 steps of 8 rows, the same spans of 141 characters: content and seconds, as it comes",
+        {},
+        ("content", "train_seconds", "n_params", "val_loss"),
+        lambda m: all(m[label]["content"] < UNIGRAM for label in ("encoder-decoder", "decoder")),
         alone=True,
     ),
 }
