@@ -88,6 +88,14 @@ EXPERIMENTS = {
         seeds=1,
         alone=True,
     ),
+    "default-time": Experiment(
+        "training time of every default run, and beside clm's, as it comes out",
+        {},
+        ("seconds", "of_clm", "step", "median_step"),
+        lambda m: all(run["of_clm"] < 2 for run in m.values()),
+        seeds=1,
+        alone=True,
+    ),
     # mlm.py
     "mlm": Experiment(
         "default run: below the entropy given both neighbours, 1.477; step 0 at ln 67",

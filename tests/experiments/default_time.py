@@ -1,0 +1,63 @@
+"""How long a default run takes: steps of all scripts in turn, on all cores, times their number.
+
+Turn by turn, since the speed of a machine changes while it measures: the ratio to clm.py is what
+holds elsewhere. The least of the times of a step counts. Evaluation and read-out come on top.
+"""
+
+import importlib
+import statistics
+import time
+
+import torch
+import torch.nn as nn
+
+import common
+from tests import copies
+
+TURNS = 12
+
+
+def prepare(script, seed):
+    """-> a function that takes one training step, steps of the default run"""
+    module = importlib.import_module(script)
+    cfg = module.Config(seed=seed)
+    tokenizer, text, _, _ = common.load_data(cfg.data, module.SPECIALS, module.raw_len(cfg))
+    torch.manual_seed(seed)
+    model, rng = module.build_model(cfg, tokenizer.vocab_size), torch.Generator().manual_seed(seed)
+    optimizers = module.make_optimizers(model, cfg)
+
+    def step():
+        windows = module.draw_windows(text, cfg.batch_size, module.raw_len(cfg), rng)
+        loss, _ = module.loss_fn(
+            model, module.make_batch(windows, cfg, tokenizer.special, rng), cfg
+        )
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with common.Float32Muon():
+            for optimizer in optimizers:
+                optimizer.step()
+        model.zero_grad(set_to_none=True)
+
+    # continued_pretrain.py: the base has three times the steps, and four runs go on from it
+    return step, cfg.steps * (7 if script == "continued_pretrain" else 1)
+
+
+def measure(seed, out):
+    """-> {script: metrics}"""
+    scripts = {script: prepare(script, seed) for script in copies.read(common.HERE)}
+    times = {script: [] for script in scripts}
+    for _ in range(TURNS):
+        for script, (step, _) in scripts.items():
+            begun = time.perf_counter()
+            step()
+            times[script].append(time.perf_counter() - begun)
+    whole = {script: min(times[script][2:]) * steps for script, (_, steps) in scripts.items()}
+    return {
+        script: {
+            "seconds": whole[script],
+            "of_clm": whole[script] / whole["clm"],
+            "step": min(times[script][2:]),
+            "median_step": statistics.median(times[script][2:]),
+        }
+        for script in scripts
+    }
