@@ -11,8 +11,8 @@ Expect (nats per character of the same middles behind the same prefix; tiny_shak
     steps   from the left   with its prompt   another text's suffix   plain rows
     0       4.174           4.174             4.174                   4.234 = ln 69
     560     1.820           1.760             1.776                   1.641, clm.py has 1.591
-    2200    @@@
-    560: 3 seeds, 2200: one. Three choices make so short a run read the suffix, each tried without.
+    1500    1.768           1.691             1.744                   1.539
+    560: 3 seeds, 1500: one. Three choices make so short a run read the suffix, each tried without.
     Documents with a gap are short: in one of 64 to 125 characters per row another suffix made no
     difference. The first one without a gap takes the rest of the row: when those were short too,
     plain rows cost 1.684. SPM, which has the prefix in place: PSM must first learn to jump back.

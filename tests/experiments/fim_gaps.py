@@ -30,8 +30,22 @@ def trained(script, out, seed, special):
     return model, cfg, tokenizer, val_text
 
 
+@torch.no_grad()
+def from_the_left(model, gaps):
+    """What the middles that fim.score_gaps scores cost clm.py, nats per character."""
+    rows = torch.stack([window for window, *_ in gaps])
+    middle = torch.zeros_like(rows, dtype=torch.bool)
+    for row, (_, _, (_, i, j, _)) in zip(middle, gaps):
+        row[i:j] = True
+    nll = [
+        clm.token_nll(model(some[:, :-1], clm.attention_mask(some.shape[1] - 1)), some[:, 1:])
+        for some in rows.split(100)
+    ]
+    return torch.cat(nll)[middle[:, 1:]].double().mean().item()
+
+
 def measure(seed, out):
-    """-> {length of the gap: share of exact fills} over 100 gaps each"""
+    """-> {length of the gap: share of exact fills} over 100 gaps each, and the loss of middles"""
     model, cfg, tokenizer, val_text = trained(fim, out, seed, fim.SPECIALS)
     plain, *_ = trained(clm, out, seed, ())
     rng, results = torch.Generator().manual_seed(3), {}
@@ -48,4 +62,11 @@ def measure(seed, out):
                 guess = fim.sample(network, prefix, m, cfg.seq_len, 0, None)[i:]
                 right[name] += torch.equal(guess, middle)
         results[label] = {name: count / 100 for name, count in right.items()}
+    gaps = fim.draw_gaps(val_text, cfg)
+    scores = fim.score_gaps(model, gaps, tokenizer.special)
+    results["nats per character"] = {
+        "infilled": scores["val_middle_fim"],
+        "from_the_left": scores["val_middle_ltr"],
+        "clm": from_the_left(plain, gaps),
+    }
     return results
