@@ -11,7 +11,7 @@ DEFAULTS = {
     "mlm": (1.350, 0.03),
     "prefix_lm": (1.651, 0.02),
     "fim": (1.641, 0.02),
-    "t5_span": (1.915, 0.05),
+    "t5_span": (1.953, 0.08),
 }  # script -> validation loss and its tolerance over seeds
 
 
