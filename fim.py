@@ -12,12 +12,11 @@ Expect (nats per character of the same middles behind the same prefix; tiny_shak
     0       4.174           4.174             4.174                   4.234 = ln 69
     560     1.820           1.760             1.776                   1.641, clm.py has 1.591
     1500    1.768           1.691             1.744                   1.539
-    560: 3 seeds, 1500: one. Three choices make so short a run read the suffix, each tried without.
-    Documents with a gap are short: in one of 64 to 125 characters per row another suffix made no
-    difference. The first one without a gap takes the rest of the row: when those were short too,
-    plain rows cost 1.684. SPM, which has the prefix in place: PSM must first learn to jump back.
-    What is left of the price: plain rows pay 0.05 for the text that the gaps take from them. Few
-    rows begin with plain text, so that "from the left" is no fair rival: clm.py has 1.771.
+    560: 3 seeds, 1500: one. The price: plain rows pay 0.05 for the text that the gaps take from
+    them. Few rows begin with plain text, so that "from the left" is no fair rival: clm.py has 1.771
+    on the same middles. Documents with a gap are short, for many gaps per row; the first one
+    without a gap takes the rest of the row, for long plain text; gaps are laid out as SPM, which
+    has the prefix in place, where PSM asks the model to jump back to it.
 
 Source
     Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle",

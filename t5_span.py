@@ -8,8 +8,8 @@ Expect (nats per target, tiny_shakespeare; targets are cut characters, sentinels
     1.95    default run, whole validation split: 2.44 content, 0.77 sentinel, 0.0002 EOS; 3 seeds
     A cut character costs more than in clm.py, where it has only its spelling to guess: each one
     here also says that its gap goes on. The decoder learns late to look up in the inputs what a
-    gap should say. What brought that forward: one projection for queries and keys of the
-    cross-attention, and a low rate (one seed, 800 steps: 2.04 at 0.02, 1.87 at 0.01).
+    gap should say: 480 steps at clm.py's rate, with two projections in the cross-attention, ended
+    at 2.33; 800 at a rate of 0.02, with one, at 2.04, and at 0.01 at 1.88 (one seed each).
 
 Source
     Raffel et al. 2019, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
@@ -285,7 +285,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.n_head = n_head
         # one projection for queries and keys, where T5 has two: from the first step on, a sentinel
-        # in the targets looks at the same sentinel in the inputs. Two find each other late
+        # in the targets looks at the same sentinel in the inputs
         self.qk = nn.Linear(d_model, d_model, bias=False)
         self.v = nn.Linear(d_model, d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
