@@ -18,7 +18,7 @@ TURNS = 12
 
 
 def prepare(script, seed):
-    """-> a function that takes one training step, steps of the default run"""
+    """-> a function that takes one training step of the default run"""
     module = importlib.import_module(script)
     cfg = module.Config(seed=seed)
     tokenizer, text, _, _ = common.load_data(cfg.data, module.SPECIALS, module.raw_len(cfg))
@@ -38,26 +38,38 @@ def prepare(script, seed):
                 optimizer.step()
         model.zero_grad(set_to_none=True)
 
+    return step
+
+
+def steps_of(script):
+    """Training steps of the default run."""
+    steps = importlib.import_module(script).Config.steps
     # continued_pretrain.py: the base has three times the steps, and four runs go on from it
-    return step, cfg.steps * (7 if script == "continued_pretrain" else 1)
+    return steps * (7 if script == "continued_pretrain" else 1)
+
+
+def in_turns(names, seed):
+    """Train the named scripts, one step each at a time.  -> {script: seconds of its steps}"""
+    steps = {script: prepare(script, seed) for script in names}
+    times = {script: [] for script in names}
+    for _ in range(TURNS):
+        for script, step in steps.items():
+            begun = time.perf_counter()
+            step()
+            times[script].append(time.perf_counter() - begun)
+    return {script: seconds[2:] for script, seconds in times.items()}
 
 
 def measure(seed, out):
     """-> {script: metrics}"""
-    scripts = {script: prepare(script, seed) for script in copies.read(common.HERE)}
-    times = {script: [] for script in scripts}
-    for _ in range(TURNS):
-        for script, (step, _) in scripts.items():
-            begun = time.perf_counter()
-            step()
-            times[script].append(time.perf_counter() - begun)
-    whole = {script: min(times[script][2:]) * steps for script, (_, steps) in scripts.items()}
+    times = in_turns(copies.read(common.HERE), seed)
+    whole = {script: min(seconds) * steps_of(script) for script, seconds in times.items()}
     return {
         script: {
             "seconds": whole[script],
             "of_clm": whole[script] / whole["clm"],
-            "step": min(times[script][2:]),
-            "median_step": statistics.median(times[script][2:]),
+            "step": min(seconds),
+            "median_step": statistics.median(seconds),
         }
-        for script in scripts
+        for script, seconds in times.items()
     }

@@ -1,6 +1,7 @@
-"""MTP beside clm.py: at equal steps, and at the steps that fit into clm.py's training time.
+"""MTP at the steps of clm.py's default run, and at as many as fit into its training time.
 
-Alone on the machine, since seconds are compared. clm.py's val_loss is called val_loss_main here.
+A step costs more by the extra block: how much is measured here, steps of both in turns, the least
+time of each. The row of clm.py itself is the experiment clm, with the same seeds.
 
 Greedy text runs in circles, which are easy to draft: agreement is the share of positions of true
 validation text at which depth 1 and the main model find the same character the likeliest.
@@ -11,6 +12,7 @@ import torch
 import clm
 import common
 import mtp
+from tests.experiments.default_time import in_turns
 
 
 @torch.no_grad()
@@ -25,18 +27,13 @@ def agreement(result, folder, rows=200):
     return {"agreement": (main[:, 1:].argmax(-1) == depth1.argmax(-1)).double().mean().item()}
 
 
-def measure(seed, out, steps=clm.Config.steps, flags=()):
+def measure(seed, out, steps=clm.Config.steps):
     """-> {label: metrics}"""
-
-    def run(script, label, steps):
-        folder, every = f"{out}/{label}", str(max(1, steps // 8))
-        numbers = ["--steps", str(steps), "--eval-every", every, "--seed", str(seed)]
-        result = script.main([*flags, *numbers, "--out", folder])
-        more = agreement(result, folder) if script is mtp else {}
-        return {"val_loss_main": result["val_loss"], **result, **more}
-
-    theirs = run(clm, "clm", steps)
-    equal = run(mtp, "equal-steps", steps)
-    share = theirs["train_seconds"] / equal["train_seconds"]
-    fewer = run(mtp, "equal-time", max(1, round(share * steps)))
-    return {"clm": theirs, "mtp, equal steps": equal, "mtp, equal time": fewer}
+    times = in_turns(("clm", "mtp"), seed)
+    share, results = min(times["clm"]) / min(times["mtp"]), {}
+    for label, n in (("equal steps", steps), ("equal time", max(1, round(share * steps)))):
+        folder = f"{out}/{label.replace(' ', '-')}"
+        flags = ["--steps", str(n), "--eval-every", str(max(1, n // 8)), "--seed", str(seed)]
+        result = mtp.main([*flags, "--out", folder])
+        results[label] = result | agreement(result, folder) | {"step_ratio": 1 / share}
+    return results
