@@ -52,3 +52,18 @@ def test_every_pitfall_named_in_code_exists():
     known = {name for s in SCRIPTS for name in importlib.import_module(s).PITFALLS}
     for name in re.findall(r"--pitfall ([a-z-]+)", TEXT):
         assert name in known, name
+
+
+def test_every_default_of_the_table_of_flags_is_that_of_the_script():
+    rows = re.findall(r"^\| (\w+)\.py \| (`--.*) \|$", TEXT, re.M)
+    assert [script for script, _ in rows] == [s for s in SCRIPTS if s in dict(rows)]
+    for script, cells in rows:
+        Config = importlib.import_module(script).Config
+        shared = importlib.import_module("clm").Config.__dataclass_fields__
+        own = {name for name in Config.__dataclass_fields__ if name not in shared}
+        own |= {"label_smoothing"} if script == "clm" else set()
+        quoted = dict(re.findall(r"`--([a-z-]+)(?: ([^`]+))?`", cells))
+        assert {flag.replace("-", "_") for flag in quoted} == own, script
+        for flag, value in quoted.items():
+            default = getattr(Config, flag.replace("-", "_"))
+            assert value == ("" if default is False else str(default)), f"{script} --{flag}"
