@@ -311,6 +311,7 @@ EXPERIMENTS = {
             *("accept_rate", "tokens_per_forward", "speedup"),
         ),
         lambda m: m["weight 0"]["accept_rate"] < m["weight 0.3"]["accept_rate"],
+        seeds=1,
     ),
     "mtp-pitfalls": Experiment(
         "200 steps of 8 rows: offset takes its depth to 0, so train to half; the true loss is high",
