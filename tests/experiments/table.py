@@ -436,6 +436,13 @@ EXPERIMENTS = {
             and m["NLG"]["val_loss_X3-50"] <= m["NLU"]["val_loss_X3-50"]
         ),
     ),
+    "ul2-windows": Experiment(
+        "480 steps at windows of 64, 128, 256, and 1500: what reading the text is worth, as it is",
+        {},
+        ("own", "other", "gain", "val_loss", "val_loss_S"),
+        lambda m: m["64"]["gain"] > m["256, default"]["gain"],
+        seeds=1,
+    ),
     "t5-ul2": Experiment(
         "300 steps of 8 rows, the same spans of 141 characters: content and seconds, as it comes",
         {},
