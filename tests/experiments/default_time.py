@@ -17,10 +17,10 @@ from tests import copies
 TURNS = 12
 
 
-def prepare(script, seed):
+def prepare(script, seed, settings):
     """-> a function that takes one training step of the default run"""
     module = importlib.import_module(script)
-    cfg = module.Config(seed=seed)
+    cfg = module.Config(seed=seed, **settings)
     tokenizer, text, _, _ = common.load_data(cfg.data, module.SPECIALS, module.raw_len(cfg))
     torch.manual_seed(seed)
     model, rng = module.build_model(cfg, tokenizer.vocab_size), torch.Generator().manual_seed(seed)
@@ -48,10 +48,10 @@ def steps_of(script):
     return steps * (7 if script == "continued_pretrain" else 1)
 
 
-def in_turns(names, seed):
-    """Train the named scripts, one step each at a time.  -> {script: seconds of its steps}"""
-    steps = {script: prepare(script, seed) for script in names}
-    times = {script: [] for script in names}
+def in_turns(settings, seed):
+    """Train scripts, one step each at a time.  {script: settings} -> {script: seconds of steps}"""
+    steps = {script: prepare(script, seed, some) for script, some in settings.items()}
+    times = {script: [] for script in settings}
     for _ in range(TURNS):
         for script, step in steps.items():
             begun = time.perf_counter()
@@ -62,7 +62,7 @@ def in_turns(names, seed):
 
 def measure(seed, out):
     """-> {script: metrics}"""
-    times = in_turns(copies.read(common.HERE), seed)
+    times = in_turns(dict.fromkeys(copies.read(common.HERE), {}), seed)
     whole = {script: min(seconds) * steps_of(script) for script, seconds in times.items()}
     return {
         script: {

@@ -29,7 +29,7 @@ def agreement(result, folder, rows=200):
 
 def measure(seed, out, steps=clm.Config.steps):
     """-> {label: metrics}"""
-    times = in_turns(("clm", "mtp"), seed)
+    times = in_turns({"clm": {}, "mtp": {}}, seed)
     share, results = min(times["clm"]) / min(times["mtp"]), {}
     for label, n in (("equal steps", steps), ("equal time", max(1, round(share * steps)))):
         folder = f"{out}/{label.replace(' ', '-')}"
