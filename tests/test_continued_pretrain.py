@@ -624,10 +624,10 @@ def test_the_row_counts_notice_fractions_that_are_not_carried(monkeypatch, wrong
 
 
 def test_the_row_counts_notice_replay_on_top_of_the_domain(monkeypatch):
-    def on_top(general, share):
+    def on_top(general, share, draw_windows):
         def draw(text, batch_size, length, rng):
-            extra = cpt.draw_windows(general, round(batch_size * share), length, rng)
-            return torch.cat([extra, cpt.draw_windows(text, batch_size, length, rng)])
+            extra = draw_windows(general, round(batch_size * share), length, rng)
+            return torch.cat([extra, draw_windows(text, batch_size, length, rng)])
 
         return draw
 
