@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import difflib
 import hashlib
+import http.client
 import inspect
 import json
 import math
@@ -18,6 +19,7 @@ import sys
 import sysconfig
 import time
 import urllib.request
+import warnings
 from pathlib import Path
 
 import torch
@@ -32,7 +34,7 @@ class Refusal(ValueError):
     """A user's mistake, in one line. Exit code 2: a wrong setting; 1: missing or bad data."""
 
     def __init__(self, message, code=2):
-        super().__init__(message)
+        super().__init__(message.replace("\n", "\\n"))      # what was given may hold line ends
         self.code = code
 
 
@@ -64,7 +66,7 @@ def resolve_corpus(name):
         path.parent.mkdir(exist_ok=True)
         write(path, lambda part: part.write_bytes(raw))
         return name
-    except (OSError, Refusal) as error:
+    except (OSError, http.client.HTTPException, Refusal) as error:
         say(f"tiny_shakespeare is not here and cannot be had from {URL} ({error})")
         say(f"to use it, put that file at {path}")
         say("going on with pydoc, a text within Python: the numbers of the README do not apply")
@@ -212,8 +214,10 @@ def check(cfg):
                 raise Refusal(f"{flag}: must be above 0")
         if name in ("seed", "temperature") and value < 0:
             raise Refusal(f"{flag}: must be 0 or above")
-        if name == "seed" and value >= 2**63:
-            raise Refusal(f"{flag}: must be below 2**63, generators take no more")
+        if isinstance(value, (int, float)) and value >= 2**63:
+            raise Refusal(f"{flag}: must be below 2**63, torch takes no more")
+        if name == "temperature" and 0 < value < 1e-6:
+            raise Refusal(f"{flag}: must be 0, for the likeliest character, or at least 1e-6")
         # smoothing: with two characters, more than half would make the wrong one the target
         top = 0.5 if name.endswith("_smoothing") else 1
         if name.endswith(("_rate", "_density", "_smoothing")) and not 0 <= value <= top:
@@ -282,7 +286,9 @@ def load(path, model, tokenizer, cfg, makers=()):
     Raises Refusal if they are of other making.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")     # torch warns of what is refused below
+            content = torch.load(path, map_location="cpu", weights_only=True)
         maker, made, vocabulary, weights = (content[part] for part in
                                             ("script", "config", "vocabulary", "model"))
         source = made["data"]
@@ -388,6 +394,8 @@ class Log:
             table.writerow(row)
             self.csv.flush()
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self.csv.close()                # left open, Python 3.13 tells of it once more
             raise Refusal(f"{self.csv.name} cannot be written: {error.strerror}", 1) from None
         self.save()
         left = (time.perf_counter() - self.begun) / max(step, 1) * (self.cfg.steps - step)
@@ -462,7 +470,8 @@ def run(main):
         print(f"{Path(sys.argv[0]).name}: {refusal}", file=sys.stderr)
         code = refusal.code
     except (MemoryError, RuntimeError) as error:        # torch has several for a lack of memory
-        if not re.search("MemoryError|allocate memory|out of memory", repr(error)):
+        if not re.search("MemoryError|allocate memory|out of memory|size calculation overflowed",
+                         repr(error)):
             raise
         print(f"{Path(sys.argv[0]).name}: not enough memory; lower --batch-size, --seq-len or "
               "--d-model", file=sys.stderr)

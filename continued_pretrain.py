@@ -131,7 +131,7 @@ def count_replay(step, batch_size, share):
     return due[1] - due[0]
 
 
-def mix(general, share):
+def mix(general, share, draw_windows):
     """A draw for train: so many rows of the general text, the rest of the text that train gives.
 
     Compute-equivalent: replay takes the place of rows of the domain, it does not add any.
@@ -467,7 +467,8 @@ def go_on(base, rarest, texts, cfg, tokenizer, corpus):
     fresh = build_model(cfg, tokenizer.vocab_size).to(grown.head.weight.device)
     runs = {"before": evaluate(grown, join_rows(val_texts, cfg), cfg, tokenizer.special)}
     scaled = replace(cfg, lr=cfg.lr * cfg.lr_scale)
-    plan = {f"replay_{share:g}": (copy.deepcopy(grown), scaled, mix(texts.general, share))
+    plan = {f"replay_{share:g}": (copy.deepcopy(grown), scaled,
+                                  mix(texts.general, share, draw_windows))
             for share in cfg.shares}
     for name, (model, how, draw) in {**plan, "scratch": (fresh, cfg, draw_windows)}.items():
         runs[name] = run(name, model, texts.domain, val_texts, how, tokenizer, corpus, draw)

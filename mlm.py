@@ -372,7 +372,7 @@ def show_off(model, tokenizer, prompt, val_text, cfg):
     common.say("hidden  " + "".join("_" if i == mask_id else c for i, c in zip(idx, text)))
     marks = "".join(" " if t == IGNORE else "x+"[t == i] for t, i in zip(targets, ids))
     paint = {" ": "{}", "+": "\033[32m{}\033[0m", "x": "\033[31m{}\033[0m"}     # green, red
-    if sys.stdout.isatty():
+    if sys.stdout and sys.stdout.isatty():      # None: closed by the shell
         text = "".join(paint[mark].format(c) for mark, c in zip(marks, text))
     common.say(f"filled  {text}\n        {marks}".rstrip())
     common.say(f"written from {size} MASK, one character settled per round:")

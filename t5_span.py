@@ -71,6 +71,8 @@ class Config:
         if self.seq_len < 3 or self.n_layer < 2:
             raise common.Refusal(f"--seq-len {self.seq_len} --n-layer {self.n_layer}: must be at "
                                  "least 3 (text, gap, EOS) and 2 (encoder, decoder)")
+        if self.seq_len > 10**5:                # raw_len would count for minutes
+            raise common.Refusal(f"--seq-len {self.seq_len}: must be at most {10**5}")
         _, k = count_noise(raw_len(self), self.noise_density, self.mean_span)
         if k > len(SENTINELS) and not self.one_sentinel:
             raise common.Refusal(f"{k} gaps in {raw_len(self)} characters, but {len(SENTINELS)} "

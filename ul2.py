@@ -85,6 +85,8 @@ class Config:
         if self.seq_len < 6:
             raise common.Refusal(f"--seq-len {self.seq_len}: must be at least 6 (mode, a character "
                                  "left, sentinel, EOS, sentinel, a character cut)")
+        if self.seq_len > 10**5:                # plan_rows would count for minutes
+            raise common.Refusal(f"--seq-len {self.seq_len}: must be at most {10**5}")
         name, (length, k) = max(plan_rows(self.seq_len, self.mix).items(), key=lambda x: x[1][1])
         if k > len(SENTINELS):
             raise common.Refusal(f"--seq-len {self.seq_len}: {name} makes {k} gaps in {length} "

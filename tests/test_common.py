@@ -1,14 +1,11 @@
 """Claims about common.py, and what clm.py does with bad input."""
 
 import csv
+import http.client
 import io
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
-import time
 import urllib.error
 
 import pytest
@@ -117,7 +114,14 @@ def pretend_download(monkeypatch, tmp_path, answer):
 
 
 @pytest.mark.parametrize(
-    "answer", [urllib.error.URLError("no route"), TimeoutError("timed out"), b"not the text"]
+    "answer",
+    [
+        urllib.error.URLError("no route"),
+        TimeoutError("timed out"),
+        http.client.IncompleteRead(b"not"),
+        http.client.BadStatusLine("a page to log in"),
+        b"not the text",
+    ],
 )
 def test_without_a_network_it_says_so_in_three_lines_and_goes_on_with_pydoc(
     monkeypatch, tmp_path, capsys, answer
@@ -424,73 +428,3 @@ def test_interrupted_training_is_saved_evaluated_and_marked(run, monkeypatch, tm
     result = run("--steps", "100", "--pitfall", "interrupt")
     assert result["interrupted"] and result["steps"] == 4 and "val_loss" in result
     assert (tmp_path / "out" / "ckpt.pt").exists()
-
-
-# -------------------------------------------------------- real processes
-def accept_ctrl_c():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def start(*flags, cwd=None, **env):
-    return subprocess.Popen(
-        [sys.executable, str(common.HERE / "clm.py"), *SMALL, *flags],
-        cwd=cwd,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-        # a shell's background jobs ignore Ctrl-C, and their children inherit that
-        preexec_fn=None if os.name == "nt" else accept_ctrl_c,
-    )
-
-
-def test_from_another_folder_on_a_console_without_unicode(tmp_path, text_file):
-    path = tmp_path / "greek.txt"
-    path.write_text("μῆνιν ἄειδε θεὰ\n" * 200, encoding="utf-8")
-    for flags, env in (
-        [("--show",), {"PYTHONIOENCODING": "cp1252"}],
-        [(), {"LC_ALL": "C", "PYTHONUTF8": "0"}],
-    ):
-        process = start("--data", "greek.txt", "--out", "here", *flags, cwd=tmp_path, **env)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == 0 and err == "" and "?" in out
-    assert (tmp_path / "here" / "ckpt.pt").exists()
-
-
-def test_exit_codes_and_one_line_on_stderr(tmp_path):
-    for flags, code in ((("--steps", "-1"), 2), (("--data", "no/such/file"), 1)):
-        process = start(*flags, cwd=tmp_path)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == code and err.startswith("clm.py: ") and err.count("\n") == 1
-
-
-def test_a_closed_pipe_does_not_end_the_training(tmp_path, text_file):
-    process = start("--data", text_file, "--out", str(tmp_path / "out"))
-    process.stdout.close()
-    assert process.wait(60) == 0 and process.stderr.read() == ""
-    assert (tmp_path / "out" / "result.json").exists()
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs SIGINT")
-def test_ctrl_c_saves_evaluates_and_exits_130(tmp_path, text_file):
-    process = start(
-        "--data",
-        text_file,
-        "--out",
-        str(tmp_path / "out"),
-        "--steps",
-        "100000",
-        "--eval-every",
-        "10",
-    )
-    log = tmp_path / "out" / "log.csv"
-    for _ in range(600):
-        if log.exists() and log.read_text().count("\n") > 2:
-            break
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and err == "" and "stopped at step" in out
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["interrupted"]

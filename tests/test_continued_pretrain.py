@@ -96,7 +96,8 @@ def go_on(base, share=0.0, steps=50, **settings):
     grown = cpt.grow(model, cfg, tokenizer.vocab_size, rarest)
     history = log(cfg, grown)
     val = cpt.join_rows((texts.general_val, texts.domain_val), cfg, 10)
-    cpt.train(grown, texts.domain, val, cfg, {}, history, draw=cpt.mix(texts.general, share))
+    draw = cpt.mix(texts.general, share, cpt.draw_windows)
+    cpt.train(grown, texts.domain, val, cfg, {}, history, draw=draw)
     return loss_on(grown, texts.general_val), loss_on(grown, texts.domain_val), history
 
 
@@ -146,7 +147,7 @@ def check_compute_equivalent():
     general, domain = torch.arange(1000), ~torch.arange(1000)
     counts = {}
     for share in (0, 0.1, 0.3, 1):
-        draw = cpt.mix(general, share)
+        draw = cpt.mix(general, share, cpt.draw_windows)
         rows = torch.cat([draw(domain, 24, 9, rng(step)) for step in range(50)])
         signs = (rows >= 0).all(1), (rows < 0).all(1)
         assert (signs[0] ^ signs[1]).all(), "a row of both texts"
@@ -159,9 +160,9 @@ def test_replay_takes_the_place_of_domain_rows_and_adds_none():
 
 
 def test_without_replay_the_batches_are_those_of_the_domain_alone():
-    text = torch.arange(100)
-    assert torch.equal(cpt.mix(text, 0)(~text, 5, 9, rng()), cpt.draw_windows(~text, 5, 9, rng()))
-    assert torch.equal(cpt.mix(text, 1)(~text, 5, 9, rng()), cpt.draw_windows(text, 5, 9, rng()))
+    text, draw = torch.arange(100), cpt.draw_windows
+    assert torch.equal(cpt.mix(text, 0, draw)(~text, 5, 9, rng()), draw(~text, 5, 9, rng()))
+    assert torch.equal(cpt.mix(text, 1, draw)(~text, 5, 9, rng()), draw(text, 5, 9, rng()))
 
 
 def test_two_texts_are_joined_by_whole_windows_of_each():
@@ -623,10 +624,10 @@ def test_the_row_counts_notice_fractions_that_are_not_carried(monkeypatch, wrong
 
 
 def test_the_row_counts_notice_replay_on_top_of_the_domain(monkeypatch):
-    def on_top(general, share):
+    def on_top(general, share, draw_windows):
         def draw(text, batch_size, length, rng):
-            extra = cpt.draw_windows(general, round(batch_size * share), length, rng)
-            return torch.cat([extra, cpt.draw_windows(text, batch_size, length, rng)])
+            extra = draw_windows(general, round(batch_size * share), length, rng)
+            return torch.cat([extra, draw_windows(text, batch_size, length, rng)])
 
         return draw
 

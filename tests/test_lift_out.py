@@ -5,6 +5,7 @@ import copy
 import dis
 import importlib
 import inspect
+import math
 import re
 import sys
 import types
@@ -18,9 +19,6 @@ import common
 
 SCRIPTS = list(copies.read(copies.HERE))
 SMALL = dict(batch_size=2, d_model=16, n_layer=2, n_head=1)
-BORROWED = {  # names from below section 5, which whoever takes the function takes with it
-    ("continued_pretrain", "mix"): {"draw_windows"},
-}
 
 
 def rng(seed=0):
@@ -74,7 +72,7 @@ def test_the_objective_needs_torch_and_itself_only(lifted, name):
     for at, function in functions(module).items():
         missing = globals_of(function.__code__) - vars(module).keys() - vars(builtins).keys()
         # a setting is refused by common.Refusal: the one use, and settings stay behind
-        allowed = {"common"} if at == "Config.__post_init__" else BORROWED.get((name, at), set())
+        allowed = {"common"} if at == "Config.__post_init__" else set()
         assert missing <= allowed, f"{name}.py: {at} needs {missing}"
 
 
@@ -151,6 +149,22 @@ def t5_span_example(m):
     assert m.draw_noise(10, 0.3, 1.5, rng()).sum() == 3
 
 
+def ul2_example(m):
+    special = {"NLU": 10, "S2S": 11, "NLG": 12, "PAD": 13, "EOS": 14}
+    special |= {name: 15 + i for i, name in enumerate(m.SENTINELS)}
+    ids, noise = torch.arange(1, 5), torch.tensor([False, False, True, True])
+    inputs, targets = m.corrupt_tail(ids, noise, 14)
+    assert inputs.tolist() == [1, 2, 14] and targets.tolist() == [3, 4, 14]
+    # two characters, one gap: nothing is left to chance
+    inputs, targets = m.corrupt(torch.tensor([7, 8]), "R3-15", special, rng())
+    assert inputs.tolist() == [10, 7, 15, 14] and targets.tolist() == [15, 8, 14]
+    batch = m.make_batch(torch.tensor([[7, 8]]), m.Config(seq_len=6, mix="R3-15"), special, rng())
+    assert batch.idx.tolist() == [[10, 7, 15, 14, 15, 8]]
+    assert batch.targets.tolist() == [[-100] * 3 + [15, 8, 14]]
+    assert batch.mask[0, 0].sum(1).tolist() == [4, 4, 4, 4, 5, 6]
+    assert m.draw_tail(2, 0.25, rng()).tolist() == [False, True]
+
+
 def mtp_example(m):
     cfg = m.Config(depth=2, seq_len=5)
     batch = m.make_batch(torch.tensor([[1, 2, 3, 4, 5, 6]]), cfg, {}, rng())
@@ -162,17 +176,17 @@ def continued_pretrain_example(m):
     batch = m.make_batch(windows, m.Config(seq_len=4), {}, rng())
     assert batch.idx.tolist() == [[3, 8, 1, 9]] * 2 and batch.kind.tolist() == [[0] * 4, [1] * 4]
     assert [m.count_replay(step, 32, 0.05) for step in range(5)] == [1, 2, 1, 2, 2]
+    draw = m.mix(torch.zeros(9), 0.05, lambda text, n, length, rng: text[:1].expand(n, length))
+    assert draw(torch.ones(9), 32, 4, rng()).sum(0).tolist() == [31] * 4
 
 
-EXAMPLES = [name for name in SCRIPTS if f"{name}_example" in globals()]
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_worked_examples_come_out_without_the_project_and_leave_their_inputs(lifted, name):
-    module, changed = lifted(name), []
+    module, called, changed = lifted(name), set(), []
 
     def watched(at, function):
         def call(*args, **kwargs):
+            called.add(at)
             before = snapshot((args, kwargs))
             result = function(*args, **kwargs)
             if not same(snapshot((args, kwargs)), before):
@@ -181,14 +195,17 @@ def test_worked_examples_come_out_without_the_project_and_leave_their_inputs(lif
 
         return call
 
-    for at, function in functions(module).items():
-        if "." not in at:  # what they call among themselves is watched, too
-            setattr(module, at, watched(at, function))
+    own = {at: part for at, part in functions(module).items() if "." not in at}
+    for at, function in own.items():  # what they call among themselves is watched, too
+        setattr(module, at, watched(at, function))
     globals()[f"{name}_example"](module)
     cfg, special = module.Config(), {name: 65 + i for i, name in enumerate(module.SPECIALS)}
     windows = torch.randint(65, (3, module.raw_len(cfg)), generator=rng())
-    module.make_batch(windows, cfg, special, rng())
-    assert not changed
+    targets = module.make_batch(windows, cfg, special, rng()).targets
+    logits = torch.zeros(*targets.shape, 65 + len(special))
+    cost = module.mean_nll(module.token_nll(logits, targets), targets)
+    assert cost.item() == pytest.approx(math.log(65 + len(special)), rel=1e-5)
+    assert not changed and own.keys() - called == {"loss_fn"}  # it needs a model: see above
 
 
 def snapshot(value):

@@ -47,7 +47,7 @@ def measure(seed, out):
             model, rows = copy.deepcopy(grown), cpt.join_rows(val_texts, cfg, 20)
             log = common.Log(cfg, model, tokenizer, about)
             try:
-                draw = cpt.mix(texts.general, share)
+                draw = cpt.mix(texts.general, share, cpt.draw_windows)
                 cpt.train(model, texts.domain, rows, cfg, {}, log, draw=draw)
             finally:
                 cpt.lr_factor = clean
