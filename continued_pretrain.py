@@ -524,9 +524,9 @@ def main(argv=None):
     model = build_model(cfg, base_ids.vocab_size).to(device)
     if cfg.load:
         made = common.load(cfg.load, model, base_ids, cfg, makers=("clm",))
-        if made["lr"] != cfg.lr:                        # --lr-scale is a share of it
+        if made.get("lr") != cfg.lr:                    # --lr-scale is a share of it
             raise common.Refusal(f"--load {cfg.load}: its peak rate is another, "
-                                 f"add --lr {made['lr']}")
+                                 f"add --lr {made.get('lr')}")
         runs = {"base": evaluate(model, general[1], cfg, base_ids.special)}
         common.say(f"base: {cfg.load}, val_loss {runs['base']['val_loss']:.4f}")
     else:
