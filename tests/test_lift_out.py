@@ -180,6 +180,18 @@ def continued_pretrain_example(m):
     assert draw(torch.ones(9), 32, 4, rng()).sum(0).tolist() == [31] * 4
 
 
+def bart_example(m):
+    ids, chosen = torch.arange(1, 6), torch.tensor([False, True, False, True, False])
+    one, two = torch.tensor([1]), torch.tensor([2])
+    assert m.mask_chars(ids, chosen, 99).tolist() == [1, 99, 3, 99, 5]
+    assert m.delete_chars(ids, chosen).tolist() == [1, 3, 5]
+    assert m.infill_spans(ids, one, two, 99).tolist() == [1, 99, 4, 5]
+    ends, order = torch.tensor([2, 3, 5]), torch.tensor([2, 0, 1])
+    assert m.permute_lines(ids, ends, order).tolist() == [4, 5, 1, 2, 3]
+    assert m.rotate_text(ids, 3).tolist() == [4, 5, 1, 2, 3]
+    assert m.draw_spans(10, 0.3, 3.0, rng())[1].sum() == 3
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_worked_examples_come_out_without_the_project_and_leave_their_inputs(lifted, name):
     module, called, changed = lifted(name), set(), []

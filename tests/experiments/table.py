@@ -29,6 +29,8 @@ LAB = {  # the five steps of the README's lab
     "5 one sentinel": "t5_span --one-sentinel",
     "5 one each": "t5_span",
 }
+BART_KINDS = ("copied", "resumed", "restored", "eos")
+BART_LOSSES = tuple(f"val_loss_{kind}" for kind in BART_KINDS)
 
 EXPERIMENTS = {
     "clm": Experiment(
@@ -448,5 +450,55 @@ EXPERIMENTS = {
         {},
         ("content", "gain", "step", "n_params", "val_loss"),
         lambda m: all(m[label]["content"] < UNIGRAM for label in ("encoder-decoder", "decoder")),
+    ),
+    # bart.py
+    "bart": Experiment(
+        "default run: copied characters below 1 nat, restored ones below unigram; step 0 at ln 69",
+        {"bart": "bart"},
+        ("val_loss", *BART_LOSSES, "step0_loss", "train_seconds"),
+        lambda m: (
+            m["bart"]["val_loss_copied"] < 1
+            and m["bart"]["val_loss_restored"] < UNIGRAM
+            and abs(m["bart"]["step0_loss"] - math.log(69)) < 5e-5
+        ),
+    ),
+    "bart-noises": Experiment(
+        "200 steps of 8 rows, every noise: what each kind of target costs, how much is copying",
+        {},
+        ("val_loss", *BART_LOSSES, *(f"share_{kind}" for kind in BART_KINDS)),
+        lambda m: (
+            m["none"]["share_copied"] > 0.99
+            and m["none"]["val_loss"] < m["infill"]["val_loss"]
+            and all(
+                m[name]["val_loss_copied"] < m[name]["val_loss_restored"]
+                for name in ("mask", "delete", "infill", "permute+infill")
+            )
+        ),
+    ),
+    "bart-keys": Experiment(
+        "200 steps of 8 rows: keys one place late, copied characters cheaper by more than 0.4",
+        {},
+        ("val_loss", *BART_LOSSES),
+        lambda m: m["late"]["val_loss_copied"] < m["in place"]["val_loss_copied"] - 0.4,
+    ),
+    "bart-pitfalls": Experiment(
+        "200 steps of 8 rows: order-kept looks better and is worse; pad-attended shows in no loss",
+        {
+            "clean": f"bart {SHORT}",
+            **{
+                name: f"bart {SHORT} --pitfall {name}"
+                for name in ("unshifted-decoder", "causal-off", "order-kept", "pad-attended")
+            },
+        },
+        ("train_loss", "val_loss", *BART_LOSSES),
+        lambda m: (
+            m["unshifted-decoder"]["train_loss"] < 0.01
+            and m["unshifted-decoder"]["val_loss"] > math.log(69)
+            and m["causal-off"]["train_loss"] < 0.1
+            and m["causal-off"]["val_loss"] > math.log(69)
+            and m["order-kept"]["train_loss"] < m["clean"]["train_loss"] - 0.1
+            and m["order-kept"]["val_loss"] > m["clean"]["val_loss"] + 0.1
+            and abs(m["pad-attended"]["val_loss"] - m["clean"]["val_loss"]) < 0.05
+        ),
     ),
 }
