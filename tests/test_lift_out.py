@@ -180,6 +180,9 @@ def continued_pretrain_example(m):
     assert draw(torch.ones(9), 32, 4, rng()).sum(0).tolist() == [31] * 4
 
 
+BART = {"BOS": 10, "EOS": 11, "PAD": 12, "MASK": 13}
+
+
 def bart_example(m):
     ids, chosen = torch.arange(1, 6), torch.tensor([False, True, False, True, False])
     one, two = torch.tensor([1]), torch.tensor([2])
@@ -190,6 +193,13 @@ def bart_example(m):
     assert m.permute_lines(ids, ends, order).tolist() == [4, 5, 1, 2, 3]
     assert m.rotate_text(ids, 3).tolist() == [4, 5, 1, 2, 3]
     assert m.draw_spans(10, 0.3, 3.0, rng())[1].sum() == 3
+    assert m.draw_chars(10, 0.3, rng()).sum() == 3
+    ends, order = m.draw_lines(torch.tensor([False, True, False]), rng())
+    assert ends.tolist() == [2, 3] and order.sort().values.tolist() == [0, 1]
+    # of one character there is one rotation
+    batch = m.make_batch(torch.tensor([[7]]), m.Config(noise="rotate"), BART, rng())
+    assert batch.inputs.tolist() == [[7, 11]] and batch.idx.tolist() == [[10, 7]]
+    assert batch.targets.tolist() == [[7, 11]] and batch.kind.tolist() == [[0, 3]]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import shutil
+import subprocess
 
 import copies
 import pytest
@@ -46,6 +48,20 @@ def test_every_relative_link_leads_to_a_file():
 def test_every_script_has_a_row():
     for script in SCRIPTS:
         assert f"| [{script}.py]({script}.py) |" in TEXT, script
+
+
+@pytest.mark.skipif(not shutil.which("diff"), reason="needs diff")
+def test_the_sizes_of_the_diffs_are_those_of_the_files():
+    names, _, cells = re.search(r"^\| X (.*)\n(.*)\n\| `diff.*?\|(.*)$", TEXT, re.M).groups()
+    names, cells = (
+        [part.strip() for part in row.split("|") if part.strip()] for row in (names, cells)
+    )
+    assert sorted([*names, "clm"]) == sorted(SCRIPTS)
+    for name, cell in zip(names, cells, strict=True):
+        files = [str(common.HERE / "clm.py"), str(common.HERE / f"{name}.py")]
+        lines = subprocess.run(["diff", *files], capture_output=True, text=True).stdout.splitlines()
+        total = len((common.HERE / f"{name}.py").read_text(encoding="utf-8").splitlines())
+        assert cell == f"{sum(line[0] == '>' for line in lines)} of {total}", name
 
 
 def test_every_pitfall_named_in_code_exists():
